@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,13 @@ bench-policies: setup ## live: policies switched under load, balance (also with 
 bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours, difference (on excerpts and generators; python -m benchmarks traces says how to have the traces)
 	$(PY) -m benchmarks run all --quick $(ARGS)
 
+bench-scaling: setup ## scaling policies in the simulator: a day, a shifting ratio, a burst, 24 steady hours, forks, 1,024 engines
+	$(PY) -m benchmarks run scaling_tuning scaling_diurnal scaling_ratio_shift scaling_burst scaling_steady scaling_fork scaling_scale $(ARGS)
+
+bench-scaling-live: setup ## live: a burst, activations, pools of 64 engines, 200 streams through changes; vLLM's starts by step, switches, drains
+	$(PY) -m benchmarks.live.scaling
+	$(PY) -m benchmarks.live.scaling_steps
+
 bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
 	$(PY) -m benchmarks.live.overhead $(ARGS)
 
@@ -98,7 +105,7 @@ bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads b
 bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
-bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s (root, Linux, tc; an hour)
+bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with U = 4 (root, Linux, tc; 90 minutes)
 	$(PY) -m benchmarks.mfs $(ARGS)
 
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"

@@ -9,11 +9,9 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -21,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from actors.engine.registry import ENGINES, engine_config, engine_kind
+from actors.engine.registry import ENGINES
 from actors.flow.config import AgentConfig
 from actors.options import ConfigError, from_options, problem_line
 from actors.router.forecasts import PredictorConfig
@@ -29,6 +27,7 @@ from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
 from actors.router.network.file import read_network_file
 from actors.wire.sockets import port_range
+from app.groups import AutoscalerConfig, EngineGroupConfig, ScalingConfig, Strict, TopologyConfig
 from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.base import check_overcommit
@@ -40,11 +39,7 @@ SIM_MODEL = "sim"
 """`model.path` of applications without a real model, which have sim engines only; their tokens are words."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """The model that is served. `path` is a built-in name, a local Hugging Face directory, or a hub name."""
 
     path: str = "smollm2-135m-instruct"
@@ -55,75 +50,7 @@ class ModelConfig(_Strict):
         return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
-class TopologyConfig(_Strict):
-    """The place of a group's engines in the network.
-
-    With `node`, the engines count as being on one node of this name, so that groups on one machine can stand for
-    several nodes. Without it they count as being where Ray placed them.
-    """
-
-    node: str | None = None
-    rack: str | None = None
-    pod: str | None = None
-
-    def labels(self) -> dict[str, str]:
-        """Returns rack and pod as labels of the engine's node."""
-        found = {"sluice.io/rack": self.rack, "sluice.io/pod": self.pod}
-        return {name: value for name, value in found.items() if value}
-
-
-class EngineConfig(_Strict):
-    """The settings of one engine that its own process needs.
-
-    `kind` is a name of `actors.engine.registry.ENGINES`, and `options` are fields of that kind's config dataclass.
-    """
-
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-    role: Literal["prefill", "decode", "colocated"]
-    kind: str = "vllm"
-    topology: TopologyConfig = TopologyConfig()
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        engine_kind(kind)
-        return kind
-
-    def engine_config(self, engine_id: str, model: str, served_name: str, **defaults: Any) -> Any:
-        """Returns the config of one engine of this kind. Raises ConfigError.
-
-        `model` is its directory or name, and `defaults` hold where the options say nothing.
-        """
-        facts = {"engine_id": engine_id, "role": self.role, "model": model, "served_name": served_name}
-        return engine_config(self.kind, facts, self.options, f"engines.{self.name}.options", defaults)
-
-
-class EngineGroupConfig(EngineConfig):
-    """A group of equal engines, with what Ray needs to place them."""
-
-    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    num_cpus: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="Ray CPUs that a replica reserves; default 0.1"
-    )
-    num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    resources: dict[str, float] = Field(
-        default_factory=dict, description="custom Ray resources, to pin to nodes"
-    )
-    env: dict[str, str] = Field(default_factory=dict, description="environment of the replica process")
-
-    @property
-    def engine(self) -> EngineConfig:
-        """The settings that a replica is started with, which do not include the number and the place of replicas."""
-        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
-
-    @property
-    def shares_cores(self) -> bool:
-        """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
-        return ENGINES[self.kind].uses_cores and not self.num_gpus
-
-
-class PolicyChoice(_Strict):
+class PolicyChoice(Strict):
     """A policy by its registered name, with its parameters.
 
     `heatmap` (pd_heatmap, combined) may be the name of a shipped heatmap or of a file, relative to the configuration's
@@ -144,7 +71,7 @@ class PolicyChoice(_Strict):
         return {**params, "heatmap": load_heatmap(name, folder)}
 
 
-class RouterConfig(_Strict):
+class RouterConfig(Strict):
     """The router's policies and settings.
 
     `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`,
@@ -194,7 +121,7 @@ METRICS_PORT_OFFSET = 1000
 """Default distance of the first metrics port above the public port: 9000 for 8000."""
 
 
-class IngressGroupConfig(_Strict):
+class IngressGroupConfig(Strict):
     """The ingress replicas, which serve the public API.
 
     All replicas of a node listen on the one `port`, and each of them on a metrics port of its own: `metrics_port` plus
@@ -227,7 +154,7 @@ class IngressGroupConfig(_Strict):
         return self.model_copy(update={"replicas": replicas, "metrics_port": first})
 
 
-class WireConfig(_Strict):
+class WireConfig(Strict):
     """The internal sockets.
 
     They are unix sockets inside a node and, with `interface`, TCP on that address. TCP needs a secret.
@@ -255,7 +182,7 @@ class WireConfig(_Strict):
         return value.encode() or None
 
 
-class FlowConfig(_Strict):
+class FlowConfig(Strict):
     """Scheduling of KV transfers. `enabled` starts an agent on each node that has engines; `policy` orders the flows,
     and `options` holds further fields of `AgentConfig`.
     """
@@ -275,7 +202,7 @@ class FlowConfig(_Strict):
         return made
 
 
-class AppConfig(_Strict):
+class AppConfig(Strict):
     """The whole configuration. Making one raises ValidationError or ConfigError; `parse` gives one readable message."""
 
     model: ModelConfig = ModelConfig()
@@ -284,6 +211,20 @@ class AppConfig(_Strict):
     ingress: IngressGroupConfig = IngressGroupConfig()
     wire: WireConfig = WireConfig()
     flow: FlowConfig = FlowConfig()
+    scaling: ScalingConfig = ScalingConfig()
+
+    @property
+    def autoscaler(self) -> AutoscalerConfig:
+        """The part of the configuration that the autoscaler gets."""
+        return AutoscalerConfig(scaling=self.scaling, engines=tuple(self.engines))
+
+    def most_replicas(self, group: EngineGroupConfig) -> int:
+        """Returns the most replicas that a group of this application may have."""
+        return group.most if self.scaling.enabled else group.replicas
+
+    def first_replicas(self, group: EngineGroupConfig) -> int:
+        """Returns the number of replicas with which a group begins."""
+        return group.replicas + (group.scaling.warm if self.scaling.enabled else 0)
 
     @property
     def named_nodes(self) -> tuple[str, ...]:
@@ -292,8 +233,8 @@ class AppConfig(_Strict):
 
     @property
     def engines_on_cores(self) -> int:
-        """Number of engines that compute on CPU cores; on one machine they divide its cores."""
-        return sum(group.replicas for group in self.engines if group.shares_cores)
+        """Most engines that compute on CPU cores; on one machine they divide its cores."""
+        return sum(self.most_replicas(group) for group in self.engines if group.shares_cores)
 
     @model_validator(mode="after")
     def _consistent(self) -> "AppConfig":
@@ -327,7 +268,7 @@ class AppConfig(_Strict):
         self.router.journal_config()
         self.flow.agent_config()
         self.router.regime_thresholds()
-        self.router.role_switch_config()
+        self._check_scaling()
         last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1
         if last_port > 65535:
             raise ValueError(
@@ -341,6 +282,23 @@ class AppConfig(_Strict):
         if not first <= last <= 65535:
             raise ValueError(f"wire.ports is {self.wire.ports}: write first-last, at most 65535")
         return self
+
+    def _check_scaling(self) -> None:
+        """Raises ValueError for groups that could not be scaled or drained as they are configured."""
+        for group in self.engines:
+            group.check()
+        self.scaling.journal_config()
+        lends = self.router.role_switch_config().switch_s > 0
+        if not self.scaling.enabled:
+            return
+        if lends:
+            raise ValueError(
+                "router.role_switch.switch_s: with scaling.enabled the scaling policy alone decides roles; leave it out"
+                " (scaling.policy regime_rule is FlowKV's rule)"
+            )
+        for group in self.engines:
+            group.check_scaling()
+        self.autoscaler.policy()
 
 
 def parse(args: Mapping[str, Any], folder: Path | None = None) -> AppConfig:

@@ -1,14 +1,20 @@
-"""The flow agent of a node as a Ray actor: named, one for each application, node and configuration.
+"""The flow agent of a node, and the coordinator of several, as Ray actors: named, one agent for each application, node
+and configuration, and one coordinator for all agents that find one another.
 
 The engine replicas of a node start it and then say every `WANTED_S` that they want it. Ray restarts an agent that
 dies, and one that nobody has wanted for `UNWANTED_S` ends itself: after `serve shutdown`, or when the last engine has
 left the node. It listens on a unix socket whose path follows from its name, so workers find a restarted agent where
-the first one was.
+the first one was, and on TCP where nodes talk over TCP. Agents find one another by their nodes' names in Ray's store.
+
+On one node the agent makes the order between requests itself, in its own process. An agent that finds another in the
+store starts the coordinator, wherever Ray has room for it, and wants it as an engine wants its agent; the coordinator's
+addresses are in the store, too. While it is away, after its process or its node has died, every agent orders alone.
+With `flow.options.coordinator` none is started: the agents use the one at that address.
 """
 
 import asyncio
-import contextlib
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -16,22 +22,31 @@ from typing import Any, NamedTuple
 
 import ray
 from pydantic_core import to_json
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.router.worker_thread import WorkerThread
 from actors.wire.channel import Identity
+from app.addresses import listen_addresses
 from app.config import FlowConfig, WireConfig
 from app.drain import socket_directory
 
 log = logging.getLogger("ray.serve")
 
 NAMESPACE = "sluice"
+COORDINATOR = "coordinator"
+"""The coordinator's name in its directory."""
 WANTED_S = 2.0
-"""Seconds between two notes of an engine replica that it wants its agent."""
+"""Seconds between two notes of an engine replica that it wants its agent, and of an agent about the coordinator."""
 ANSWER_S = 10.0
 """Longest wait for the answer of an agent, which may be starting."""
 UNWANTED_S = 30.0
-"""Seconds after which an agent that nobody wants ends. ASSUMPTION: longer than Ray's control process may be away, and
+"""Seconds after which an actor that nobody wants ends. ASSUMPTION: longer than Ray's control process may be away, and
 short enough for nobody to miss the processes of an application that has ended."""
 
 
@@ -54,49 +69,155 @@ def agent_address(name: str, wire: WireConfig) -> str:
     return f"unix:{os.path.join(socket_directory(wire.socket_dir), name)}.sock"
 
 
-class AgentActor:
-    """The actor: an agent, and the watch over whether it is still wanted."""
+class Wanted:
+    """An actor that ends itself when nobody has wanted it for a while."""
 
-    async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, name: str, application: str, node_id: str, flow: FlowShare, wire: WireConfig
-    ) -> None:
-        from actors.flow.agent import FlowAgent
+    _watch: asyncio.Task[None]
 
-        self._name, self._unwanted_s = name, flow.unwanted_s
-        self._named = frozenset(flow.named_nodes) | {node_id}
-        self._nodes = set(self._named)
+    def _wanted_by_others(self, name: str, unwanted_s: float) -> None:
+        """Begins to watch. Must be called in the actor's event loop."""
+        self._name, self._unwanted_s = name, unwanted_s
         self._wanted = True
-        self._agent = FlowAgent(
-            Identity("agent", name, wire.secret()),
-            node_id,
-            self._nodes,
-            flow.config.agent_config(),
-            _router_of(application),
-        )
-        await self._agent.start([agent_address(name, wire)])
         self._watch = asyncio.create_task(self._look_after())
 
     async def wanted(self) -> int:
-        """Notes that an engine wants this agent, and returns its process id."""
+        """Notes that somebody wants this actor, and returns its process id."""
         self._wanted = True
         return os.getpid()
 
     async def _look_after(self) -> None:
-        """Learns the cluster's nodes, and ends this actor when nobody wants it any more."""
-        thread = WorkerThread("cluster")
+        """Ends this actor when nobody wants it any more."""
         while True:
-            with contextlib.suppress(Exception):
-                # Ray's client raises errors of many kinds while its control process is away
-                known = await thread.call(ray.nodes)
-                self._nodes |= {node["NodeID"] for node in known}
             self._wanted = False
             await asyncio.sleep(self._unwanted_s)
             if not self._wanted:
-                log.info(
-                    "%s: no engine has wanted this agent for %g s: it ends", self._name, self._unwanted_s
-                )
-                await self._agent.stop()
+                log.info("%s: nobody has wanted it for %g s: it ends", self._name, self._unwanted_s)
+                await self._end()
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _end(self) -> None:
+        """Gives up what the actor holds."""
+        raise NotImplementedError
+
+
+class AgentActor(Wanted):
+    """The agent's actor. It wants the coordinator as long as there is another agent."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self,
+        name: str,
+        application: str,
+        node_id: str,
+        flow: FlowShare,
+        wire: WireConfig,
+        tcp: tuple[str, ...],
+    ) -> None:
+        from actors.flow.agent import FlowAgent
+
+        config = flow.config.agent_config()
+        self._directory = RayDirectory(directory_name(application, flow), flow.named_nodes)
+        self._coordinator = CoordinatorKeeper(application, flow, wire, self._directory)
+        self._agent = FlowAgent(
+            Identity("agent", name, wire.secret()),
+            node_id,
+            frozenset(flow.named_nodes),
+            config,
+            _router_of(application),
+            self._directory,
+            self._coordinator.addresses,
+        )
+        await self._agent.start([agent_address(name, wire), *tcp])
+        if not config.coordinator:
+            self._coordinator.start()
+        self._wanted_by_others(name, flow.unwanted_s)
+
+    async def _end(self) -> None:
+        self._coordinator.stop()
+        await self._agent.stop()
+
+
+class CoordinatorActor(Wanted):
+    """The coordinator's actor. It says in the agents' store where it listens."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, name: str, application: str, flow: FlowShare, wire: WireConfig
+    ) -> None:
+        from actors.flow.coordinator import Coordinator
+
+        config = flow.config.agent_config()
+        me = Identity("coordinator", name, wire.secret())
+        self._coordinator = Coordinator(me, config.drop_share, config.arbiter_config().port_bytes_per_s)
+        await self._coordinator.start(listen_addresses(wire, "flow-coordinator"))
+        self._directory = RayDirectory(coordinator_name(application, flow))
+        await self._directory.publish(COORDINATOR, self._coordinator.addresses)
+        self._wanted_by_others(name, flow.unwanted_s)
+
+    async def agents(self) -> int:
+        """Returns the number of agents that are connected."""
+        return self._coordinator.agents
+
+    async def _end(self) -> None:
+        try:
+            await self._directory.withdraw(COORDINATOR, self._coordinator.addresses)
+        except Exception as error:
+            # Ray's client raises errors of many kinds; agents then find that the entry leads nowhere
+            log.warning("%s is still in the store: %r", self._name, error)
+        await self._coordinator.stop()
+
+
+def directory_name(application: str, flow: FlowShare) -> str:
+    """Returns the name of the directory of all agents of an application with one configuration."""
+    return f"flow-agents/{hashlib.sha256(to_json((application, flow))).hexdigest()[:16]}"
+
+
+def coordinator_name(application: str, flow: FlowShare) -> str:
+    """Returns the name of the coordinator's actor, and of the directory in which its address is."""
+    return f"flow-coordinator-{hashlib.sha256(to_json((application, flow))).hexdigest()[:16]}"
+
+
+class RayDirectory:
+    """The agents' addresses in Ray's store, under the directory's name and the node's. Raises what Ray's client raises,
+    for which there is no common type.
+    """
+
+    def __init__(self, name: str, named_nodes: tuple[str, ...] = ()) -> None:
+        self._name, self._named = name, frozenset(named_nodes)
+        self._thread = WorkerThread("flow directory")
+
+    async def exists(self, node: str) -> bool:
+        """Returns whether a node has this name, by the configuration, the store or Ray's own list of nodes."""
+        if node in self._named or await self.addresses(node):
+            return True
+        return node in {known["NodeID"] for known in await self._thread.call(ray.nodes)}
+
+    async def addresses(self, node: str) -> tuple[str, ...]:
+        """Returns where the node's agent listens; empty if none has said so."""
+        found = await self._thread.call(lambda: _internal_kv_get(self._key(node), namespace=NAMESPACE))
+        return () if found is None else tuple(json.loads(found))
+
+    async def publish(self, node: str, addresses: tuple[str, ...]) -> None:
+        """Puts the agent's addresses into the store, in place of those of an earlier agent."""
+        text = json.dumps(addresses).encode()
+        await self._thread.call(lambda: _internal_kv_put(self._key(node), text, namespace=NAMESPACE))
+
+    async def withdraw(self, node: str, addresses: tuple[str, ...]) -> None:
+        """Takes the addresses out of the store if they are there."""
+        if await self.addresses(node) == addresses:
+            await self._thread.call(lambda: _internal_kv_del(self._key(node), namespace=NAMESPACE))
+
+    async def several(self) -> bool:
+        """Returns whether more than one agent is in the store. One agent may own the ports of several nodes."""
+        keys = await self._thread.call(lambda: _internal_kv_list(self._key(""), namespace=NAMESPACE))
+        agents: set[tuple[str, ...]] = set()
+        for key in sorted(keys):
+            agents.add(await self.addresses(key.decode().removeprefix(self._key(""))))
+            # one that was withdrawn in between has no address
+            if len(agents - {()}) > 1:
+                return True
+        return False
+
+    def _key(self, node: str) -> str:
+        return f"{self._name}/{node}"
 
 
 def _router_of(application: str) -> Callable[[], Any]:
@@ -108,13 +229,78 @@ def _router_of(application: str) -> Callable[[], Any]:
     return find
 
 
-class AgentKeeper:
-    """An engine replica's hold on the agent of its node: it starts the agent, and says that it is wanted."""
+class CoordinatorKeeper:
+    """An agent's hold on the coordinator of several nodes: as long as another agent is in the directory, it starts the
+    coordinator and says that it is wanted.
+    """
 
-    def __init__(self, application: str, node_id: str, flow: FlowShare, wire: WireConfig) -> None:
+    def __init__(
+        self, application: str, flow: FlowShare, wire: WireConfig, directory: "RayDirectory"
+    ) -> None:
+        self._name = coordinator_name(application, flow)
+        self._arguments = (self._name, application, flow, wire)
+        self._agents, self._directory = directory, RayDirectory(self._name)
+        self._thread = WorkerThread("flow coordinator")
+        self._several = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts to look for other agents, in the background."""
+        self._task = asyncio.create_task(self._keep(), name="flow coordinator")
+
+    def stop(self) -> None:
+        """Wants the coordinator no longer. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Returns where the coordinator listens; empty while one agent is alone."""
+        return await self._directory.addresses(COORDINATOR) if self._several else ()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                self._several = await self._agents.several()
+                if self._several:
+                    await self._thread.call(self._want)
+            except Exception as error:
+                # Ray's client raises errors of many kinds
+                log.warning("%s: it may be missing (%r); tried again", self._name, error)
+            await asyncio.sleep(WANTED_S)
+
+    def _want(self) -> None:
+        actor = (
+            ray.remote(CoordinatorActor)
+            .options(
+                name=self._name,
+                namespace=NAMESPACE,
+                get_if_exists=True,
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=-1,
+            )
+            .remote(*self._arguments)
+        )
+        ray.get(actor.wanted.remote(), timeout=ANSWER_S)
+
+
+class AgentKeeper:
+    """An engine replica's hold on the agent of its node: it starts the agent, and says that it is wanted. Agents of
+    other nodes reach it at `tcp`, an address of this node to listen at, or not at all.
+    """
+
+    def __init__(
+        self,
+        application: str,
+        node_id: str,
+        flow: FlowShare,
+        wire: WireConfig,
+        tcp: tuple[str, ...] = (),
+    ) -> None:
         self._name = agent_name(application, node_id, flow)
         self.address = agent_address(self._name, wire)
-        self._arguments = (self._name, application, node_id, flow, wire)
+        self._arguments = (self._name, application, node_id, flow, wire, tcp)
         self._node_id = node_id
         self._thread = WorkerThread("flow agent")
         self._task: asyncio.Task[None] | None = None

@@ -1,6 +1,7 @@
 """The Serve application graph, built from one validated config: `import_path: app.graph:build` in a Serve config file.
 
     Router (1)  <-  engine groups (n replicas each)  <-  Ingress (1 or more)
+                <-  Autoscaler (1, with scaling.enabled)  <-
 
 The arrows are handles, used for the router's address only. Every deployment keeps Serve's life cycle (placement,
 health, restart, drain); none of them serves requests through a handle.
@@ -19,10 +20,20 @@ from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
 from actors.engine.cores import usable_cores
-from app.config import EngineGroupConfig, parse
+from app.config import AppConfig, parse
 from app.flow_agent import FlowShare
+from app.groups import EngineGroupConfig
 from app.ingress.replica import IngressReplica
-from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
+from app.replicas import (
+    DRAIN_S,
+    AutoscalerReplica,
+    CoreShare,
+    EngineReplica,
+    RouterReplica,
+    Stay,
+    cpus_of,
+    deployment_of,
+)
 
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 30.0
@@ -46,16 +57,31 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     engines, first = [], 0
     for group in config.engines:
         cores = CoreShare(first, config.engines_on_cores) if group.shares_cores else None
-        first += group.replicas if group.shares_cores else 0
+        first += config.most_replicas(group) if group.shares_cores else 0
         flow = FlowShare(config.flow, config.named_nodes) if config.flow.enabled else None
+        own, stay = (config.model, group.engine, cores, config.wire, flow), _stay(config, group)
         engines.append(
             _application(
                 EngineReplica,
-                "".join(part.capitalize() for part in group.name.split("-")) + "Engine",
-                (config.model, group.engine, cores, config.wire, flow),
+                deployment_of(group.name),
+                (*own, stay),
                 router,
-                num_replicas=group.replicas,
-                ray_actor_options=_actor_options(group),
+                # how many begin active matters to replicas that start, and restarts none that runs
+                versioned=(*own, stay._replace(active=None)),
+                num_replicas=config.first_replicas(group),
+                drain_s=group.drain_s,
+                **_placement(group),
+            )
+        )
+    if config.scaling.enabled:
+        engines.append(
+            _application(
+                AutoscalerReplica,
+                "Autoscaler",
+                (config.autoscaler, config.wire),
+                router,
+                num_replicas=1,
+                ray_actor_options={"num_cpus": 0, "resources": config.router.resources},
             )
         )
     ingress = config.ingress.resolved(len(usable_cores()))
@@ -80,9 +106,12 @@ def _application(
     parts: tuple[Any, ...],
     *handles: serve.Application,
     drain_s: float = DRAIN_S,
+    versioned: tuple[Any, ...] | None = None,
     **options: Any,
 ) -> serve.Application:
-    """Returns a deployment that is bound to `parts` of the configuration and to handles of other deployments."""
+    """Returns a deployment that is bound to `parts` of the configuration and to handles of other deployments. Its
+    version is a hash of `versioned`, which without it is `parts`.
+    """
     deployment = serve.deployment(
         name=name,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -93,7 +122,9 @@ def _application(
     )(cls)
     plain: DeploymentConfig = deployment._deployment_config
     release = importlib.metadata.version("sluice-server")
-    version = hashlib.sha256(to_json((release, cls.__qualname__, parts))).hexdigest()
+    version = hashlib.sha256(
+        to_json((release, cls.__qualname__, parts if versioned is None else versioned))
+    ).hexdigest()
     deployment._deployment_config = _VersionedByItsPart(**{**dict(plain), "version": version})
     return deployment.bind(*parts, *handles)
 
@@ -111,13 +142,23 @@ class _VersionedByItsPart(DeploymentConfig):
             super().__setattr__(name, value)
 
 
-def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
-    """Returns Ray's options for one replica: its resources and its environment.
+def _stay(config: AppConfig, group: EngineGroupConfig) -> Stay:
+    """Returns how a group's replicas begin and end: with an autoscaler, those above `replicas` begin warm."""
+    return Stay(group.drain_s, group.replicas if config.scaling.enabled else None)
 
-    CPU engines share the node's cores, which `actors.engine.cores` divides; each asks Ray for little, so that Ray can
-    place all of them.
-    """
-    options: dict[str, Any] = {"num_cpus": 0.1 if group.num_cpus is None else group.num_cpus}
+
+def _placement(group: EngineGroupConfig) -> dict[str, Any]:
+    """Returns Serve's options that place one replica, in a placement group of its own if the group has bundles."""
+    placed: dict[str, Any] = {"ray_actor_options": _actor_options(group)}
+    if group.placement_group_bundles is not None:
+        placed["placement_group_bundles"] = group.placement_group_bundles
+        placed["placement_group_strategy"] = group.placement_group_strategy
+    return placed
+
+
+def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
+    """Returns Ray's options for one replica: its resources and its environment."""
+    options: dict[str, Any] = {"num_cpus": cpus_of(group)}
     if group.num_gpus:
         options["num_gpus"] = group.num_gpus
     if group.resources:

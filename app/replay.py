@@ -1,5 +1,5 @@
-"""`sluice replay`: decides the journal of a router, or of a flow agent, again by the pure code and says whether every
-decision and every permit comes out equal.
+"""`sluice replay`: decides the journal of a router, a flow agent or an autoscaler again by the pure code and says
+whether every decision, permit and plan comes out equal.
 
 The entry point group `sluice.commands` loads `command`; `python -m app.replay` is the same program.
 """
@@ -14,10 +14,11 @@ from pathlib import Path
 from policies.journal import flows
 from policies.journal.lines import JournalError
 from policies.journal.replay import Step, TornJournal, replay
+from policies.scaling import journal as scaling
 
 SHOWN = 3
 """Number of differences that are printed for one log."""
-WHAT = "the folder of router.journal or of flow.options.journal, or files of it"
+WHAT = "the folder of router.journal, of flow.options.journal or of scaling.journal, or files of it"
 
 
 class ReplayCommand:
@@ -27,7 +28,7 @@ class ReplayCommand:
     """
 
     name = "replay"
-    help = "decide a router's journal again and compare every decision"
+    help = "decide a journal of router, flow agent or autoscaler again and compare every decision"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Adds the command's arguments to `parser`."""
@@ -64,7 +65,40 @@ def logs(paths: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
 
 def _replay(name: str, files: Sequence[Path]) -> int:
     first = next(_lines(files[:1]), "")
+    if first.startswith('{"scaling"'):
+        return _replay_scaling(name, files)
     return _replay_flows(name, files) if first.startswith('{"flow_journal"') else _replay_router(name, files)
+
+
+def _replay_scaling(name: str, files: Sequence[Path]) -> int:
+    counts: Counter[str] = Counter()
+    torn = ""
+    try:
+        for step in scaling.replay(_lines(files)):
+            counts["steps"] += 1
+            if isinstance(step.written, str):
+                counts["failures"] += 1
+            else:
+                counts["moves"] += len(step.written.moves)
+            if not step.same:
+                counts["different"] += 1
+                if counts["different"] <= SHOWN:
+                    at = f"step {counts['steps']}, at {step.seen.now_s:.3f} s"
+                    print(f"{at}\n  recorded  {step.written}\n  replayed  {step.decided}: {step.reasons}")
+    except scaling.ScalingJournalError as error:
+        if not counts["steps"] or not _is_torn(files[-1]):
+            raise
+        torn = f" ({error}: its writer was killed)"
+    print(
+        f"{name}: {counts['steps']} steps of scaling, {counts['moves']} moves, {counts['failures']} failed,"
+        f" {counts['different']} different{torn}"
+    )
+    return 1 if counts["different"] else 0
+
+
+def _is_torn(file: Path) -> bool:
+    """Returns whether the file ends within a line."""
+    return not file.read_bytes().endswith(b"\n")
 
 
 def _replay_flows(name: str, files: Sequence[Path]) -> int:

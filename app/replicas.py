@@ -6,11 +6,12 @@ deployment.
 """
 
 import importlib.metadata
-import ipaddress
+import json
 import logging
 import os
-import socket
+import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -19,12 +20,15 @@ from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
 from actors import garbage
-from actors.engine.cores import divide_cores, usable_cores
+from actors.engine.cores import claim, divide_cores, usable_cores
 from actors.engine.registry import ENGINES
+from actors.scaling import fleet
 from actors.wire.channel import Identity
-from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig
+from app.addresses import listen_addresses, node_host
+from app.config import ModelConfig, RouterConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.flow_agent import AgentKeeper, FlowShare
+from app.groups import AutoscalerConfig, EngineConfig, EngineGroupConfig
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -33,58 +37,49 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ray.serve")
 
+DEFAULT_SECRET_ENV = "SLUICE_WIRE_SECRET"
 DRAIN_S = 15.0
-"""Seconds that a replica gives its running requests before it ends."""
+"""Seconds that an ingress gives its running requests before it ends, where its options do not say otherwise."""
 
 
 class CoreShare(NamedTuple):
-    """An engine's share of its node's CPU cores: `engines` engines divide them, and this is share number `at`."""
+    """An engine's share of its node's CPU cores: `engines` engines divide them, and those of its group like to have the
+    shares from number `at` on.
+    """
 
     at: int
     engines: int
 
 
-def listen_addresses(wire: WireConfig, name: str) -> list[str]:
-    """Returns the addresses on which a component of this process listens.
+class Stay(NamedTuple):
+    """How an engine's replica begins and ends.
 
-    They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret,
-    because internal sockets between nodes are always authenticated.
+    It has `drain_s` seconds for running work and leases before it ends. Under an autoscaler the first `active` replicas
+    of a group begin to serve at once, and each further one begins warm; None: all serve.
     """
-    directory = socket_directory(wire.socket_dir)
-    addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
-    if wire.interface is not None:
-        if wire.secret() is None:
-            raise RuntimeError(
-                f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
-                f"{wire.secret_env} of every node before Ray starts there"
-            )
-        addresses.append(f"tcp:{node_host(wire)}:{wire.ports}")
-    return addresses
+
+    drain_s: float
+    active: int | None = None
 
 
-def node_host(wire: WireConfig) -> str | None:
-    """Returns this node's address for internal sockets, or None where everything stays inside one node.
+def deployment_of(group: str) -> str:
+    """Returns the name of the Serve deployment of an engine group."""
+    return "".join(part.capitalize() for part in group.split("-")) + "Engine"
 
-    Raises RuntimeError if the node does not have exactly one address in the network `wire.interface`.
+
+def resources_of(group: EngineGroupConfig) -> list[dict[str, float]]:
+    """Returns the resources that Ray reserves for one replica, as the bundles of a placement group."""
+    if group.placement_group_bundles is not None:
+        return group.placement_group_bundles
+    own = {"CPU": cpus_of(group), "GPU": group.num_gpus, **group.resources}
+    return [{name: amount for name, amount in own.items() if amount}]
+
+
+def cpus_of(group: EngineGroupConfig) -> float:
+    """Returns the Ray CPUs of one replica. By default they are few, so that Ray can place all engines of a node: CPU
+    engines share its cores, which `actors.engine.cores` divides.
     """
-    if wire.interface in (None, "auto"):
-        return ray.util.get_node_ip_address() if wire.interface else None
-    network = ipaddress.ip_network(wire.interface)
-    has = [str(ip) for ip in _own_addresses() if ip.version == network.version]
-    inside = [ip for ip in has if ipaddress.ip_address(ip) in network]
-    if len(inside) != 1:
-        raise RuntimeError(
-            f"wire.interface is {network}, where this node has {' and '.join(inside) or 'no address'} (it has "
-            f"{', '.join(has)}): name a network in which each node has exactly one address"
-        )
-    return inside[0]
-
-
-def _own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    families = (socket.AF_INET, socket.AF_INET6)
-    found = [a.address for device in psutil.net_if_addrs().values() for a in device if a.family in families]
-    # a link-local address of IPv6 has its device behind a percent sign
-    return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
+    return 0.1 if group.num_cpus is None else group.num_cpus
 
 
 class RouterReplica:
@@ -144,14 +139,15 @@ class RouterReplica:
             await self._server.stop()
 
 
-def next_generation(application: str) -> int:
-    """Returns the generation of a new router: a number above that of each router of `application` before it.
+def next_generation(application: str, kind: str = "router") -> int:
+    """Returns the generation of a new router, or of another kind of process: a number above that of each one of
+    `application` before it.
 
     The numbers are counted in Ray's store, which lives as long as the application; no clock is asked, because clocks
     may jump. Returns 0 if the store cannot be used. Such a router is not fenced: another one may decide beside it, so
     that engines may get more work than they have slots for, which then waits there. Nothing is lost or wrong.
     """
-    counters = f"router-generation/{application}/"
+    counters = f"{kind}-generation/{application}/"
     try:
         taken = [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
         generation = max(taken, default=0) + 1
@@ -162,7 +158,7 @@ def next_generation(application: str) -> int:
             _internal_kv_del(f"{counters}{number}", namespace="sluice")
     except Exception as error:
         # Ray's client raises errors of many kinds
-        log.warning("Ray's store gives this router no generation (%r), so it is not fenced", error)
+        log.warning("Ray's store gives this %s no generation (%r), so it is not fenced", kind, error)
         return 0
     return generation
 
@@ -184,8 +180,10 @@ class EngineReplica:
         cores: CoreShare | None,
         wire: WireConfig,
         flow: FlowShare | None,
+        stay: Stay,
         router: Any,
     ) -> None:
+        began_s = time.time()
         from actors.engine.report import Reporter
         from actors.engine.server import EngineServer
         from actors.engine.topology import labels_of_process
@@ -193,13 +191,20 @@ class EngineReplica:
         context = serve.get_replica_context()
         node_id = ray.get_runtime_context().get_node_id()
         node = config.topology.node or node_id
-        engine_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
+        self._drain_s = stay.drain_s
+        engine_id = fleet.engine_id(config.name, context.replica_id.unique_id)
         defaults: dict[str, Any] = {"side_channel_host": node_host(wire) or "127.0.0.1"}
         if cores is not None:
-            shares = divide_cores(usable_cores(), cores.engines)
-            defaults["cores"] = shares[(cores.at + context.rank.local_rank) % len(shares)]
+            self._cores = claim(
+                divide_cores(usable_cores(), cores.engines),
+                cores.at + context.rank.local_rank,
+                Path(socket_directory(wire.socket_dir), "cores"),
+            )
+            defaults["cores"] = self._cores.cores
         if flow is not None:
-            self._agent = AgentKeeper(context.app_name, node_id, flow, wire)
+            hand_down_secret(wire)
+            tcp = tuple(address for address in listen_addresses(wire, "flow") if address.startswith("tcp:"))
+            self._agent = AgentKeeper(context.app_name, node_id, flow, wire, tcp)
             await self._agent.start()
             defaults |= {"flow_agent": self._agent.address, "flow_node": node}
         engine = make_engine(model, config, engine_id, **defaults)
@@ -211,6 +216,8 @@ class EngineReplica:
             node=node,
             replica=context.replica_id.unique_id,
             labels=labels_of_process() | config.topology.labels(),
+            duty="warm" if stay.active is not None and context.rank.rank >= stay.active else "active",
+            began_s=began_s,
         )
         await self._server.start()
         self._reporter = Reporter(me, self._server, finder(router))
@@ -219,6 +226,7 @@ class EngineReplica:
         await self._drain_point.start()
         garbage.settle()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
+        log.info("start of %s: %s", engine_id, json.dumps(start_of(engine, began_s)))
 
     async def check_health(self) -> None:
         """Answers Serve's health probe; an exception makes Serve replace the replica."""
@@ -226,6 +234,9 @@ class EngineReplica:
 
     async def _drain(self, seconds: float) -> None:
         self._server.refuse_new_work()
+        if hasattr(self, "_cores"):
+            # the replica that takes this one's place starts while this one drains
+            self._cores.release()
         self._reporter.announce()
         await self._server.drain(timeout_s=seconds)
 
@@ -235,10 +246,84 @@ class EngineReplica:
         if hasattr(self, "_drain_point"):
             await self._drain_point.stop()
         if hasattr(self, "_reporter"):
-            await self._drain(DRAIN_S)
+            await self._drain(self._drain_s)
             await self._reporter.stop()
         if hasattr(self, "_server"):
             await self._server.stop()
+
+
+def start_of(engine: "Engine", began_s: float) -> dict[str, Any]:
+    """Returns the times of a replica's start: `process_at_s` when its process was made, `replica_at_s` when Serve made
+    the replica in it (`began_s`), and `ready_at_s` now, all in Unix seconds; and the seconds of the engine's own
+    phases, as far as its kind knows them (`actors.engine.vllm.launch`).
+    """
+    return {
+        "process_at_s": psutil.Process().create_time(),
+        "replica_at_s": began_s,
+        "ready_at_s": time.time(),
+        "phases": dict(getattr(engine, "phases", {})),
+    }
+
+
+def hand_down_secret(wire: WireConfig) -> None:
+    """Puts the wire's secret into the environment variable where workers look for it: they are children of this process
+    and do not know the configuration. Without a secret nothing is there.
+    """
+    secret = wire.secret()
+    if secret is None:
+        os.environ.pop(DEFAULT_SECRET_ENV, None)
+    else:
+        os.environ[DEFAULT_SECRET_ENV] = secret.decode()
+
+
+class AutoscalerReplica:
+    """The autoscaler's process: it decides how many engines of each role serve, and has Serve and the router do it.
+
+    There is one replica. While it is away nothing is scaled; what was ordered stays.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: AutoscalerConfig, wire: WireConfig, router: Any
+    ) -> None:
+        from actors.scaling.control import Controller
+        from actors.scaling.journal import ScalingJournal
+        from actors.scaling.server import Autoscaler
+        from app.counts import RayStore, ServeCounts
+
+        application = serve.get_replica_context().app_name
+        version = importlib.metadata.version("sluice-server")
+        groups, policy, journal = config.groups(), config.policy(), config.scaling.journal_config()
+        self._counts = counts = ServeCounts(
+            application,
+            {name: deployment_of(name) for name in groups},
+            {group.name: group.scaling.spare for group in config.engines},
+            {group.name: resources_of(group) for group in config.engines},
+        )
+        await counts.check()
+        store = RayStore(application)
+        generation = next_generation(application, "autoscaler")
+        me = Identity("autoscaler", f"autoscaler-{uuid.uuid4().hex[:8]}", wire.secret(), generation)
+        self._autoscaler = Autoscaler(
+            me,
+            finder(router),
+            Controller(policy, groups, version, await store.load()),
+            counts,
+            store,
+            None if journal.folder is None else ScalingJournal(journal, policy, version),
+        )
+        self._autoscaler.start()
+        garbage.settle()
+        log.info("autoscaler of generation %d decides by %s", generation, policy.name)
+
+    async def check_health(self) -> None:
+        """Answers Serve's health probe; an exception makes Serve replace the replica."""
+        self._autoscaler.check()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_autoscaler"):
+            await self._autoscaler.stop()
+            # a successor asks for what it wants at its first look
+            await self._counts.close()
 
 
 def make_engine(model: ModelConfig, config: EngineConfig, engine_id: str, **defaults: Any) -> "Engine":

@@ -206,7 +206,9 @@ def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.E
 
 def _deploy(serve: Any, app: Any, application: Any, failure: list[BaseException]) -> None:
     try:
-        serve.run(app, name=application.name, route_prefix=application.route_prefix)
+        serve.run(
+            app, name=application.name, route_prefix=application.route_prefix, external_scaler_enabled=True
+        )
     except BaseException as error:
         # The main thread reports the error.
         failure.append(error)

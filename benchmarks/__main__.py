@@ -94,7 +94,10 @@ def _arguments() -> argparse.ArgumentParser:
     run.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="names from `list`, or `all`")
     run.add_argument("--quick", action="store_true", help="reduced size")
     run.add_argument(
-        "--seeds", type=int, metavar="N", help="seeds 0..N-1 (default: the experiment's own number)"
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="N seeds from the experiment's first on (default: its own number)",
     )
     run.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
     run.add_argument("--out", type=Path, default=Options().out, metavar="DIR", help="default %(default)s")

@@ -47,7 +47,11 @@ GENERATED = (
     "docs/policies.md",
 )
 """Documents whose numbers are not marked: two are made from results here, two from the code of metrics and policies."""
-WITHOUT_APPLICATION = ("benchmarks.decisions.__main__", "benchmarks.predictors.__main__")
+WITHOUT_APPLICATION = (
+    "benchmarks.decisions.__main__",
+    "benchmarks.predictors.__main__",
+    "benchmarks.transfer.__main__",
+)
 """Modules that measure parts of the application, which they import, and serve none."""
 WITH_BLOCKS = ("docs/api.md",)
 """Documents in which a script writes blocks from code, whose numbers are not marked."""
@@ -133,8 +137,9 @@ def _other_size(file: str, stored: Stored) -> Iterator[str]:
     results = stored.results
     if results.quick:
         yield f"{file} is of the reduced size (--quick): run it without"
-    if results.seeds != tuple(range(len(results.seeds))):
-        yield f"{file} has the seeds {results.seeds}, not all from 0 on"
+    first = int(getattr(registry.load(results.experiment), "SEEDS_FROM", 0))
+    if results.seeds != tuple(range(first, first + len(results.seeds))):
+        yield f"{file} has the seeds {results.seeds}, not all from {first} on"
     experiment = registry.load(results.experiment)
     if {origin.code for origin in provenance.of_experiment(stored)} != {code_of(experiment)}:
         return
@@ -339,11 +344,22 @@ def _compare_with_commits(
     for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:
             if then is None:
-                checked.problems.append(
-                    f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
-                    " find the code again"
-                )
+                lost = sorted(provenance.LOST.intersection(files))
+                if lost:
+                    checked.notes.append(
+                        f"of code that was lost with a machine (commit {commit}): {', '.join(lost)}"
+                    )
+                files = [file for file in files if file not in lost]
+                if files:
+                    checked.problems.append(
+                        f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
+                        " find the code again"
+                    )
                 continue
+            checked.problems += [
+                f"{file} names the commit {commit}, which is there: take it off LOST (benchmarks/provenance.py)"
+                for file in sorted(provenance.LOST.intersection(files))
+            ]
             for file in files:
                 origins, digest = made[file]
                 here = {origin.code for origin in origins if origin.clean and origin.commit == commit}

@@ -18,7 +18,7 @@ from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
 from benchmarks.experiments import agreement, registry
 from benchmarks.experiments.base import Row
-from benchmarks.live import balance_report
+from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.versus import ratio_of
@@ -164,6 +164,44 @@ def _decisions(whole: Any) -> Iterator[Row]:
             yield Row(f"{row['name']}: {quantile}", None, row[f"{quantile}_us"], "us", note=row["note"])
 
 
+def _permits(whole: Any) -> Iterator[Row]:
+    rows = {row["name"]: row for row in whole["rows"]}
+    for name, row in rows.items():
+        for quantile in ("p50", "p99"):
+            us = row[f"{quantile}_us"]
+            most_us = _most_us(name, quantile)
+            aim = "" if most_us is None else f"at most {most_us:,.0f} us"
+            yield Row(
+                f"{name}: {quantile}", None, us, "us", aim=aim, met=None if most_us is None else us <= most_us
+            )
+    lone = "lone read of 500 ms, "
+    whole_us = rows[f"{lone}unscheduled"]["p50_us"]
+    for name, row in rows.items():
+        if name.startswith(lone) and "agent" in name:
+            longer = 100.0 * (row["p50_us"] / whole_us - 1.0)
+            yield Row(
+                f"{name}: longer than unscheduled", None, longer, "%", aim="at most 1 %", met=longer <= 1.0
+            )
+
+
+def _most_us(row: str, quantile: str) -> float | None:
+    """Returns the aim for a row of the benchmark of permits in microseconds, None where there is none."""
+    if row.startswith("read permitted"):
+        return {"p50": 1_000.0, "p99": 5_000.0}[quantile]
+    return 100.0 if row.startswith("chunk ends, mfs") and quantile == "p50" else None
+
+
+def _mfs(whole: Any) -> Iterator[Row]:
+    for aim in whole["aims"]:
+        yield Row(aim["what"], None, aim["found"], aim=aim["bound"], met=aim["met"])
+    for row in whole["rows"]:
+        name = f"{row['policy']}, {100 * row['load']:.0f} % of the link"
+        yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%")
+        yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms")
+        yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms")
+        yield Row(f"{name}: requests failed", None, row["failures"])
+
+
 def _predictors(whole: Any) -> Iterator[Row]:
     for name, trace in whole["traces"].items():
         survival, learned = (trace["evaluations"][which]["overall"] for which in ("survival", "lightgbm"))
@@ -230,6 +268,13 @@ OTHERS: dict[str, Other] = {
         _predictors,
     ),
     "decisions/decisions.json": Other("Time of a decision", "python -m benchmarks.decisions", _decisions),
+    "permits/permits.json": Other("Time of a permit for a KV read", "python -m benchmarks.permits", _permits),
+    "mfs/link.json": Other(
+        "KV reads by deadline on a real link, vLLM's CPU engines (MFS)",
+        "python -m benchmarks.mfs",
+        _mfs,
+        drawn=True,
+    ),
     "transfer/transfer.json": Other(
         "KV reads by the order of their blocks, as the pools grow old (FlowKV)",
         "python -m benchmarks.transfer",
@@ -278,6 +323,12 @@ OTHERS: dict[str, Other] = {
     "chaos/sim-bare.json": Other(
         "Faults under load, sim engines without Ray", "python -m benchmarks.chaos --bare", _chaos, drawn=True
     ),
+    "chaos/sim-bare-flow.json": Other(
+        "Faults under load, sim engines without Ray, reads by permit",
+        "python -m benchmarks.chaos --bare --flow",
+        _chaos,
+        drawn=True,
+    ),
     "chaos/vllm.json": Other(
         "Faults under load, vLLM's CPU engines",
         "python -m benchmarks.chaos --engines vllm",
@@ -317,6 +368,17 @@ OTHERS: dict[str, Other] = {
         "The composition live, beside the simulator on the same requests",
         "python -m benchmarks.live.composition",
         _composition,
+        drawn=True,
+    ),
+    "scaling_live/scaling.json": Other(
+        "A live fleet that grows, drains and switches: sim engines",
+        "python -m benchmarks.live.scaling",
+        scaling_report.scaling_rows,
+    ),
+    "scaling_live/steps.json": Other(
+        "Starts, activations, switches and drains live: vLLM's CPU engines",
+        "python -m benchmarks.live.scaling_steps",
+        scaling_report.steps_rows,
         drawn=True,
     ),
 }

@@ -16,19 +16,11 @@ from benchmarks.results_io import Stored
 UNTRACED = frozenset(
     {
         "balance/balance.json",
-        "composition/composition.json",
         "decisions/decisions.json",
         "experiments/composition.json",
-        "experiments/validate_live/sim.json",
         "experiments/validate_live/vllm.json",
-        "netkv_tiers/netkv_tiers.json",
-        "overhead/coldstart-cpu.json",
-        "overhead/coldstart-sim.json",
-        "overhead/overhead-sim.json",
         "overhead/overhead-vllm.json",
         "predictors/results.json",
-        "switching/switching-sim.json",
-        "switching/switching-vllm.json",
     }
 )
 """Committed files that were written before runs kept their origin, or the folders of which their digests are, or whose
@@ -41,16 +33,41 @@ MISSING = frozenset(
     {
         "balance/waits-vllm.json",
         "experiments/flowkv_roles.json",
-        "experiments/mfs/mfs_breakdown.json",
         "experiments/mfs/mfs_dense.json",
         "experiments/mfs/mfs_moe.json",
-        "experiments/mfs/mfs_permits.json",
-        "transfer/transfer.json",
+        "experiments/scaling/scaling_tuning.json",
+        "mfs/link.json",
+        "permits/permits.json",
+        "scaling_live/scaling.json",
+        "scaling_live/steps.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.
 
 The set only shrinks: a file leaves it when it is committed.
+"""
+
+LOST = frozenset(
+    {
+        "chaos/sim-bare-flow.json",
+        "experiments/lend_prefixes.json",
+        "experiments/mfs/mfs_breakdown.json",
+        "experiments/mfs/mfs_permits.json",
+        "experiments/mfs/mfs_testbed.json",
+        "experiments/scaling/scaling_burst.json",
+        "experiments/scaling/scaling_diurnal.json",
+        "experiments/scaling/scaling_fork.json",
+        "experiments/scaling/scaling_ratio_shift.json",
+        "experiments/scaling/scaling_scale.json",
+        "experiments/scaling/scaling_steady.json",
+        "transfer/transfer.json",
+    }
+)
+"""Committed files whose runs name commits that are in no history: the machine that had them was lost before they were
+pushed. Their code came back as one commit of its last state, so nobody can find exactly what ran. Relative to
+`benchmarks/results`.
+
+The set only shrinks: a file leaves it when it is measured again, and no file may enter it.
 """
 
 

@@ -59,7 +59,8 @@ class RunsFailedError(ExperimentError):
 class Options:
     """The options of `run`.
 
-    `seeds` None takes the experiment's own number of seeds. `only` selects variants whose name contains the text.
+    `seeds` is the number of seeds; None takes the experiment's own. `only` selects variants whose name contains the
+    text.
     `keep_stale` uses stored runs that were made with other code.
     """
 
@@ -90,7 +91,7 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
     start, because it may have run with either. Raises RunsFailedError once all runs have ended.
     """
     variants = _variants(name, experiment, options)
-    seeds = range(_seeds(experiment, options))
+    seeds = _seeds(experiment, options)
     paths = code_paths(experiment)
     here = origin_of(paths, traces_of(paths))
     cache = RunCache(options.out / RUNS, name, here, options.keep_stale)
@@ -137,12 +138,13 @@ def _variants(name: str, experiment: Experiment, options: Options) -> list[Varia
     return made
 
 
-def _seeds(experiment: Experiment, options: Options) -> int:
+def _seeds(experiment: Experiment, options: Options) -> range:
     full, quick = getattr(experiment, "SEEDS", DEFAULT_SEEDS)
     seeds = options.seeds if options.seeds is not None else (quick if options.quick else full)
     if seeds < 1:
         raise ExperimentError(f"{seeds} seeds: give at least 1")
-    return int(seeds)
+    first = int(getattr(experiment, "SEEDS_FROM", 0))
+    return range(first, first + int(seeds))
 
 
 def run_all(name: str, experiment: Runs, todo: Sequence[Job], jobs: int, finish: Finish) -> None:

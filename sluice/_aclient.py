@@ -29,6 +29,8 @@ from ._core import (
     parse,
     policy_call,
     retry_delay_s,
+    scale_call,
+    scaling_call,
     set_policy_call,
 )
 from ._errors import SluiceError, UnavailableError
@@ -45,6 +47,7 @@ from .types import (
     Model,
     ModelList,
     Policies,
+    Scaling,
     Status,
     Version,
 )
@@ -175,6 +178,16 @@ class AsyncSluice:
             self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
         )
         return parse(await self._answer(call), Policies)
+
+    async def scaling(self) -> Scaling:
+        """Returns what the autoscaler sees, wants and orders; see `Sluice.scaling`."""
+        return parse(await self._answer(scaling_call(self._settings)), Scaling)
+
+    async def scale(
+        self, counts: Mapping[str, int] | None = None, *, auto: bool = False, plan: bool = False
+    ) -> Scaling:
+        """Has these numbers of replicas serve, or the policy decide; see `Sluice.scale`."""
+        return parse(await self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
 
     async def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request; see `Sluice.explain`."""

@@ -28,6 +28,8 @@ from ._core import (
     parse,
     policy_call,
     retry_delay_s,
+    scale_call,
+    scaling_call,
     set_policy_call,
 )
 from ._errors import SluiceError, UnavailableError
@@ -45,6 +47,7 @@ from .types import (
     Model,
     ModelList,
     Policies,
+    Scaling,
     Status,
     Version,
 )
@@ -61,7 +64,8 @@ class Sluice:
         api_key: sent as a bearer token. Default: SLUICE_API_KEY, else none.
         model: used where a call names none. Default: the model that is served.
         timeouts: see `Timeouts`.
-        admin_key: sent instead for `policies`, `set_policies` and `explain`. Default: SLUICE_ADMIN_KEY, else none.
+        admin_key: sent instead for the calls of administration (`policies`, `set_policies`, `explain`, `scaling`,
+            `scale`). Default: SLUICE_ADMIN_KEY, else none.
         retry: see `RetryPolicy`. Only connection failures, 429 and 503 are retried, never a stream that has begun.
         http_client: your own `httpx.Client`, for proxies, certificates or limits; you close it yourself.
 
@@ -195,6 +199,21 @@ class Sluice:
             self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
         )
         return parse(self._answer(call), Policies)
+
+    def scaling(self) -> Scaling:
+        """Returns what the autoscaler sees, wants and orders. Raises NotFoundError where the server has none."""
+        return parse(self._answer(scaling_call(self._settings)), Scaling)
+
+    def scale(
+        self, counts: Mapping[str, int] | None = None, *, auto: bool = False, plan: bool = False
+    ) -> Scaling:
+        """Has these numbers of replicas serve, by group, until `auto` gives them back to the policy.
+
+        Groups that are not named keep theirs. With `plan` nothing is changed, and the answer shows the plan that this
+        order would make (without an order: the policy's). Raises BadRequestError that says what is allowed, and
+        NotFoundError where the server has no autoscaler.
+        """
+        return parse(self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
 
     def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request, with their reasons.

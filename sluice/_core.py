@@ -252,6 +252,29 @@ def set_policy_call(
     return Call("PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_key(settings))
 
 
+def scaling_call(settings: Settings) -> Call:
+    """Returns the call that gets the autoscaler's state."""
+    return Call("GET", "/sluice/admin/scale", headers=_admin_key(settings))
+
+
+def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool, plan: bool) -> Call:
+    """Returns the call that sets numbers of replicas or gives them back to the policy, or with `plan` shows what would
+    follow. Raises ValueError for both of them, or for none.
+    """
+    if counts and auto:
+        raise ValueError("counts and auto exclude each other")
+    if not counts and not auto and not plan:
+        raise ValueError("nothing to change: give counts or auto=True, or plan=True to see the policy's plan")
+    body: dict[str, Any] = {}
+    if counts:
+        body["counts"] = dict(counts)
+    if auto:
+        body["mode"] = "auto"
+    if plan:
+        body["plan"] = True
+    return Call("PUT", "/sluice/admin/scale", body=json.dumps(body).encode(), headers=_admin_key(settings))
+
+
 def explain_call(settings: Settings, request_id: str) -> Call:
     """Returns the call that gets the decisions made for a request."""
     return Call("GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_key(settings))

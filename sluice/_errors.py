@@ -21,6 +21,7 @@ _HINTS = {
     "decision_not_found": "give the id of an answer (chatcmpl-...), its x-request-id header, or one of the ids above;"
     " decisions that the router has forgotten are in its journal, if router.journal.folder is set in its configuration",
     "model_not_found": "`sluice models` lists the served models",
+    "no_autoscaler": "set scaling.enabled in the server's configuration; see docs/scaling.md",
     "not_found": "SLUICE_BASE_URL (or base_url=) must be the root of a Sluice server, such as http://127.0.0.1:8000",
 }
 """Hints by the server's `code`, where they are better than the hint for the status."""

@@ -259,12 +259,15 @@ class QuarantineStatus(Result):
 
 
 class EngineStatus(Result):
-    """One engine. `slots` counts sequences, `running` and `waiting` count requests; `kv_usage` is a share of 1."""
+    """One engine. `slots` counts sequences, `running` and `waiting` count requests; `kv_usage` is a share of 1. An
+    engine whose `duty` is "warm" is ready and gets no requests.
+    """
 
     id: str | None = None
     role: str | None = None
     kind: str | None = None
     state: str | None = None
+    duty: str | None = None
     slots: int | None = None
     running: int | None = None
     waiting: int | None = None
@@ -293,13 +296,49 @@ class FleetLoad(Result):
     idle: list[str] = Field(default_factory=list)
 
 
+class FlowAgent(Result):
+    """The agent of a node that permits KV transfers. `open` reads are known to it, and `held` ones of these wait with
+    nothing on its way; it has `granted` permits in all. `unscheduled_share` of its reads (a share of 1) went on without
+    a permit. `bytes_per_s` has the learned bandwidth of its ports ("ingress n1", "egress n1").
+    """
+
+    node: str | None = None
+    policy: str | None = None
+    open: int | None = None
+    held: int | None = None
+    granted: int | None = None
+    unscheduled_share: float | None = None
+    bytes_per_s: dict[str, float] = Field(default_factory=dict)
+
+
+class FlowStatus(Result):
+    """The scheduling of KV transfers: the policy, what all agents hold and have granted, and each agent."""
+
+    policy: str | None = None
+    held: int | None = None
+    granted: int | None = None
+    agents: list[FlowAgent] = Field(default_factory=list)
+
+
+class SleepStatus(Result):
+    """Engines that may sleep: `phase` is awake, asleep, waking or failed, and `reason` says why a wake failed."""
+
+    phase: str
+    wake_limit_s: float | None = None
+    reason: str | None = None
+
+
 class Status(Result):
-    """The answer of GET /sluice/status. Every field but `ready` may be missing."""
+    """The answer of GET /sluice/status. Every field but `ready` may be missing; `flow` is where KV transfers are not
+    scheduled, and `sleep` where no engines may sleep.
+    """
 
     ready: bool
     model: str | None = None
     router: RouterStatus | None = None
     load: FleetLoad | None = None
+    flow: FlowStatus | None = None
+    sleep: SleepStatus | None = None
     engines: list[EngineStatus] = Field(default_factory=list)
     requests: RequestCounts | None = None
     leases: int | None = None
@@ -331,6 +370,110 @@ class Policies(Result):
     dispatch: dict[str, Any] = Field(default_factory=dict)
     flow: Policy | None = None
     available: Available = Field(default_factory=Available)
+
+
+class ScaledCounts(Result):
+    """Numbers of serving engines by role."""
+
+    prefill: int = 0
+    decode: int = 0
+    colocated: int = 0
+
+
+class ScalingMove(Result):
+    """One engine's change in a scaling plan: `way` is switch, activate, start, deactivate or stop. `engine` is empty
+    for a start.
+    """
+
+    way: str
+    engine: str = ""
+    role: str = ""
+
+
+class ScalingOrder(Result):
+    """The role and the duty ("active" or "warm") that an engine is ordered to have."""
+
+    engine: str
+    role: str
+    duty: str
+
+
+class ScalingPlan(Result):
+    """The wanted engines, the moves towards them, and what of these is ordered now: roles and duties of `engines`, and
+    numbers of `replicas` by group.
+    """
+
+    serving: ScaledCounts
+    warm: int = 0
+    moves: list[ScalingMove] = Field(default_factory=list)
+    engines: list[ScalingOrder] = Field(default_factory=list)
+    replicas: dict[str, int] = Field(default_factory=dict)
+
+
+class ScaledGroup(Result):
+    """An engine group: its bounds, `wanted` serving replicas where counts rule, the `replicas` that Ray Serve is to
+    have, and its engines by duty. `keeps_warm` more than serve are kept warm.
+    """
+
+    name: str
+    role: str
+    min: int
+    max: int
+    keeps_warm: int = 0
+    wanted: int | None = None
+    replicas: int | None = None
+    starting: int = 0
+    warm: int = 0
+    active: int = 0
+    draining: int = 0
+
+
+class ScalingPolicy(Result):
+    """A scaling policy: its registered name and all its parameters."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class ScalingLeads(Result):
+    """Seconds of each way to more capacity by which the policy plans: a role switch, an activation, a start."""
+
+    switch_s: float = 0.0
+    activate_s: float = 0.0
+    start_s: float = 0.0
+
+
+class StartSteps(Result):
+    """Seconds of the five steps in which replicas start: for each the 0.9 quantile of those that were measured."""
+
+    reserve_s: float = 0.0
+    process_s: float = 0.0
+    weights_s: float = 0.0
+    post_load_s: float = 0.0
+    announce_s: float = 0.0
+
+
+class Scaling(Result):
+    """The autoscaler's state and its last decision.
+
+    `mode` is "auto" while the policy decides, or "manual" while counts rule that `by` has set. `observed_for_s` is the
+    age of the last observation, and `phase` is awake, asleep, waking or failed. `held` says why the policy's
+    orders wait, `reasons` show its formula with numbers, and
+    `notes` tell what came up while the plan was carried out.
+    """
+
+    mode: str
+    by: str | None = None
+    policy: ScalingPolicy | None = None
+    observed_for_s: float | None = None
+    phase: str | None = None
+    leads: ScalingLeads | None = None
+    start_steps: StartSteps | None = None
+    groups: list[ScaledGroup] = Field(default_factory=list)
+    held: str | None = None
+    plan: ScalingPlan | None = None
+    reasons: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
 
 
 class Ranked(Result):

@@ -1,12 +1,17 @@
 """Division of a machine's cores among its engines.
 
 Unpinned engines share every core and delay each other: two of them on two cores decoded at 1,700 ms per token, pinned
-ones at 130 ms (docs/design.md, section 8). The division is made once, when the graph is built.
+ones at 130 ms (docs/design.md, section 8). The division is made once, when the graph is built; which engine has which
+part is decided when it starts (`claim`), because engines of one node come and go.
 """
 
+import fcntl
 import os
+import uuid
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 
 def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], ...]:
@@ -36,3 +41,61 @@ def split_ranks(cores: Sequence[int], ranks: int) -> str:
 def usable_cores() -> tuple[int, ...]:
     """Returns the cores on which this process may run, sorted."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+_CLAIM = ".claim"
+
+
+class Claim:
+    """The claim of this process to `cores`, which ends with `release` or with the process.
+
+    It is a locked file whose name has the cores. The kernel ends the lock of a process that dies, however it does.
+    """
+
+    def __init__(self, cores: tuple[int, ...], path: Path, file: int) -> None:
+        self.cores, self._path, self._file = cores, path, file
+
+    def release(self) -> None:
+        """Gives the cores to whoever starts next. Idempotent."""
+        if self._file >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = -1
+
+
+def claim(shares: Sequence[tuple[int, ...]], first: int, folder: Path) -> Claim:
+    """Claims one of `shares`, the one whose cores have the fewest claims; `folder` is the same for all engines of the
+    node. Of equal ones it is the next from number `first` on.
+
+    A rank does not do for this: Serve gives the rank of a replica that has gone to another one that runs, which stays
+    on its cores. Raises OSError if the folder cannot be used.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        # one claims at a time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        load = _claimed(folder)
+
+        def crowd(at: int) -> tuple[int, int, int]:
+            own = [load[core] for core in shares[at]]
+            return max(own), sum(own), (at - first) % len(shares)
+
+        cores = shares[min(range(len(shares)), key=crowd)]
+        path = folder / f"{'_'.join(map(str, cores))}-{uuid.uuid4().hex[:12]}{_CLAIM}"
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return Claim(cores, path, file)
+
+
+def _claimed(folder: Path) -> Counter[int]:
+    """Returns the number of claims to each core; what dead processes have left is removed."""
+    load: Counter[int] = Counter()
+    for path in folder.glob(f"*{_CLAIM}"):
+        with path.open() as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                load.update(int(core) for core in path.name.partition("-")[0].split("_"))
+                continue
+            path.unlink(missing_ok=True)
+    return load

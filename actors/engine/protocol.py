@@ -56,7 +56,14 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Monotonic totals since the start, for Prometheus. A total that the engine does not count is None."""
+    """Monotonic totals since the start, for Prometheus. A total that the engine does not count is None.
+
+    `collectives` and `collective_s` are the number and the times of the collectives between the nodes of the engine's
+    instance, and `reuse_wait_s` is the time for which layer groups waited for a lent prefix: only sim engines count
+    them. The last six are sums over the steps whose duration is known, `step_s` together: those that computed prompts,
+    with their prompt tokens, and those that decoded, with their sequences and the KV tokens of these. An engine's
+    speed is fitted to them (`policies.scaling.timing_fit`).
+    """
 
     prefill_tokens: int
     decode_tokens: int
@@ -77,6 +84,15 @@ class EngineMetrics:
     kv_feed_errors: int | None = None
     transfer_mismatches: int | None = None
     transfers_unscheduled: int | None = None
+    collectives: int | None = None
+    collective_s: float | None = None
+    reuse_wait_s: float | None = None
+    step_s: float | None = None
+    prefill_steps: int | None = None
+    prefill_step_tokens: int | None = None
+    decode_steps: int | None = None
+    decode_step_seqs: int | None = None
+    decode_step_kv_tokens: int | None = None
 
 
 class Engine(Protocol):
@@ -101,7 +117,7 @@ class Engine(Protocol):
         """
 
     def set_role(self, role: Role) -> None:
-        """Serves `role` from now on: `info` names it, and the role at the start as `home_role` if that is another."""
+        """Serves `role` from now on, and `info` names it; its server knows whether that is for good."""
 
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...

@@ -16,6 +16,7 @@ from actors.wire.link import Find, Link
 from actors.wire.messages import (
     KV_EVENTS,
     Announce,
+    Duty,
     EngineInfo,
     EngineState,
     KvReplay,
@@ -44,14 +45,18 @@ class Reportable(Protocol):
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
     def kv_events(self, rank: int = 0) -> list[Change]: ...
-    def set_role(self, role: Role) -> None: ...
+    def set_role(self, role: Role, duty: Duty, lent: bool) -> None: ...
+    def connected(self) -> None: ...
+
+    @property
+    def duty_for_s(self) -> float: ...
 
 
 class Reporter:
-    """Keeps the router informed. It sends Announce at each connect and change of state or role. It sends Status when
-    the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents
-    within a tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since
-    it mirrors the cache.
+    """Keeps the router informed. It sends Announce at each connect and change of state, role or duty. It sends Status
+    when the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends
+    KvEvents within a tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole
+    life, since it mirrors the cache.
     """
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
@@ -82,16 +87,17 @@ class Reporter:
         """
         info = self._server.info()
         self._state = info.state
-        self._link.send(Announce(info))
+        self._link.send(Announce(info, self._server.duty_for_s))
 
     def _on_up(self, channel: Channel) -> None:
         self._readers.clear()
+        self._server.connected()
         self.announce()
         self._link.send(self._status())
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if isinstance(message, SetRole):
-            self._server.set_role(message.role)
+            self._server.set_role(message.role, message.duty, message.lent)
             self.announce()
             return
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):

@@ -17,6 +17,7 @@ leases stay, because another engine can read the KV without the core that stands
 import asyncio
 import logging
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -28,6 +29,7 @@ from actors.wire.messages import (
     Admitted,
     Cancel,
     Decode,
+    Duty,
     EngineInfo,
     EngineState,
     Failed,
@@ -40,6 +42,7 @@ from actors.wire.messages import (
     ReleaseKV,
     RenewKV,
     Role,
+    Started,
     Status,
     Tokens,
 )
@@ -86,6 +89,16 @@ class SelfWatching(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedStart(Protocol):
+    """An engine that knows how its start was spent. The start of any other engine counts as the start of processes."""
+
+    @property
+    def loading_s(self) -> tuple[float, float]:
+        """Seconds for which weights were loaded, and seconds from then on until the engine was ready."""
+        ...
+
+
 _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
     "stalled": ("stalled", "the engine's core stands still"),
     "down": ("engine_dead", "the engine's core has died"),
@@ -125,6 +138,8 @@ class EngineServer:
     service.
 
     `node`, `replica` and `labels` are passed on in `info`. At most `max_in_flight` requests are computed or queued.
+    With `duty` "warm" the engine gets no requests until a SetRole activates it; what comes all the same is served.
+    The start of the engine counts from `began_s` (Unix time; None: from `start`).
     """
 
     def __init__(
@@ -136,8 +151,15 @@ class EngineServer:
         replica: str = "",
         labels: dict[str, str] | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
+        duty: Duty = "active",
+        began_s: float | None = None,
     ) -> None:
         self.engine = engine
+        self._began_s = began_s
+        self._started: Started | None = None
+        self._duty: Duty = duty
+        self._ready_s = self._duty_since_s = 0.0
+        self._home_role: Role | None = None  # where it was lent from
         self._peers = engine if isinstance(engine, PeerEngine) else None
         self._watching = engine if isinstance(engine, SelfWatching) else None
         self._watch: asyncio.Task[None] | None = None
@@ -162,7 +184,10 @@ class EngineServer:
 
     async def start(self) -> None:
         """Starts the engine, then listens. Raises the engine's error, or OSError if an address is taken."""
+        began_s = time.time() if self._began_s is None else self._began_s
         await self.engine.start(self)
+        self._ready_s = self._duty_since_s = asyncio.get_running_loop().time()
+        self._started = _started(self.engine, began_s, time.time() - began_s)
         for address in self._listen_addresses:
             server, bound = await listen(address, self._new_channel)
             self._servers.append(server)
@@ -188,11 +213,31 @@ class EngineServer:
             replica=self._replica,
             labels=self._labels,
             state=self.state,
+            home_role=self._home_role,
+            duty=self._duty,
+            started=self._started,
         )
 
-    def set_role(self, role: Role) -> None:
-        """Has the engine serve `role` from now on; the caller announces it."""
+    def connected(self) -> None:
+        """Notes that the router is about to hear of the engine; the first time ends its start."""
+        if self._started is not None and self._started.announce_s is None:
+            ready_for_s = asyncio.get_running_loop().time() - self._ready_s
+            self._started = msgspec.structs.replace(self._started, announce_s=ready_for_s)
+
+    def set_role(self, role: Role, duty: Duty = "active", lent: bool = False) -> None:
+        """Has the engine serve `role` with this duty from now on; the caller announces it. An engine that is `lent`
+        remembers the role from which it came.
+        """
+        home = self._home_role or self.engine.info().role
+        self._home_role = home if lent and role != home else None
         self.engine.set_role(role)
+        if duty != self._duty:
+            self._duty, self._duty_since_s = duty, asyncio.get_running_loop().time()
+
+    @property
+    def duty_for_s(self) -> float:
+        """Seconds for which the engine has had its duty."""
+        return asyncio.get_running_loop().time() - self._duty_since_s
 
     def status(self) -> Status:
         """Returns the engine's present counts."""
@@ -536,3 +581,9 @@ class EngineServer:
             if request.key == request.attempt_id
             else msgspec.structs.replace(msg, attempt_id=request.attempt_id)
         )
+
+
+def _started(engine: Engine, began_s: float, took_s: float) -> Started:
+    """Returns how an engine's start of `took_s` seconds was spent, not announced yet."""
+    weights_s, post_load_s = engine.loading_s if isinstance(engine, TimedStart) else (0.0, 0.0)
+    return Started(began_s, max(0.0, took_s - weights_s - post_load_s), weights_s, post_load_s)

@@ -4,6 +4,10 @@ One agent runs on each node and listens on a unix socket for the workers there, 
 an agent that was restarted. It remembers nothing: after a restart each worker submits its reads again. While a worker
 has open flows it hears a beat every 5 ms; a worker that hears none goes on without permits (`reader`).
 
+A read from another node needs a permit of that node's agent as well (`egress`), whose addresses are in the directory.
+This agent is a worker of that one, and beats back while it holds permits there, so that a stopped agent does not keep a
+port for long.
+
 Whatever a worker breaks ends with its own connection: an unknown node, a size that is no number, an id that is open
 already, more flows than any queue holds, a wrong secret, another version of the protocol.
 """
@@ -17,11 +21,15 @@ import msgspec
 
 from actors.flow.config import AgentConfig
 from actors.flow.desk import BadMessage, Desk, Worker
+from actors.flow.directory import Directory
+from actors.flow.egress import Egresses
 from actors.flow.journal import JournalWriter, journal_of
+from actors.flow.lookups import Lookups, Owner
 from actors.flow.ordering import Ordering
+from actors.flow.publisher import Publisher
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
-from actors.wire.messages import Beat, FlowReport, Message, SetFlowPolicy
+from actors.wire.messages import Beat, FlowReport, JoinNode, Message, SetFlowPolicy, SubmitFlow
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Port, Side
 from policies.flow.events import Ordered, Tick
@@ -30,8 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class FlowAgent:
-    """One agent on sockets. `nodes` are the names of all nodes that exist; `find_router` finds the router for reports
-    and changes of the policy (None: there is no router).
+    """One agent on sockets. `nodes` are the names of nodes that exist; a name that is not among them is looked up in
+    the `directory`, which also has the agents of other nodes (None: there are none). `find_router` finds the router for
+    reports and changes of the policy (None: there is no router), and `find_coordinator` the coordinator of several
+    nodes where the configuration names none (None: there is none).
     """
 
     def __init__(
@@ -41,16 +51,33 @@ class FlowAgent:
         nodes: Set[str],
         config: AgentConfig | None = None,
         find_router: Find | None = None,
+        directory: Directory | None = None,
+        find_coordinator: Find | None = None,
     ) -> None:
         self.me, self.node = me, node
+        self._given = frozenset((node, *nodes))
+        self._nodes = set(self._given)
+        self._directory = directory
         self.config = config or AgentConfig()
         arbiter = self.config.made_arbiter()
         self._journal = JournalWriter(self.config.journal) if self.config.journal else None
         journal = journal_of(arbiter, self._journal) if self._journal is not None else None
-        self.desk = Desk(arbiter, nodes, journal)
-        self._ordering = Ordering(
-            me, self.config.coordinator, self.config.drop_share, arbiter.ports, clock_s, self._ordered
-        )
+        self.desk = Desk(arbiter, self._nodes, journal)
+        self.desk.owned.add(node)
+        if directory is not None:
+            self.desk.egresses = Egresses(
+                node, arbiter, self.desk.cleared, self._open_source, self.config.silent_s, self.desk.totals
+            )
+        self._sources: dict[str, Link] = {}
+        self._looks: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._publisher = Publisher(me, directory)
+        owner = Owner(self._take, self._refuse, self._receive, self._broke)
+        self._lookups = Lookups(self._nodes, directory, self.config.silent_s, owner)
+        self._silent_s: dict[Channel, float] = {}
+        self._beat_at_s = 0.0
+        find = _at(self.config.coordinator) if self.config.coordinator else find_coordinator
+        self._ordering = Ordering(me, find, self.config.drop_share, arbiter.ports, clock_s, self._ordered)
         self.desk.book = self._ordering
         self.addresses: tuple[str, ...] = ()
         self._servers: list[asyncio.Server] = []
@@ -70,6 +97,16 @@ class FlowAgent:
         """Whether the order between requests comes from a coordinator at present."""
         return self._ordering.coordinated
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The nodes to whose agents this one keeps a connection, or tries to."""
+        return tuple(self._sources)
+
+    @property
+    def doubles(self) -> frozenset[str]:
+        """The own nodes that another living agent owns, too."""
+        return frozenset(self._publisher.doubles)
+
     async def start(self, addresses: list[str]) -> None:
         """Listens on all `addresses` (`unix:/path`, `tcp:host:port`), and reports to the router if there is one."""
         for address in addresses:
@@ -77,6 +114,7 @@ class FlowAgent:
             self._servers.append(server)
             self.addresses += (bound,)
         self._ordering.start()
+        self._publisher.publish(self.desk.owned, self.addresses)
         if self._router is not None:
             self._router.start()
             self._reports = asyncio.create_task(self._report_always(), name="flow reports")
@@ -92,6 +130,12 @@ class FlowAgent:
         if self._tick is not None:
             self._tick.cancel()
         await self._ordering.stop()
+        self._lookups.stop()
+        for timer in self._looks.values():
+            timer.cancel()
+        for link in self._sources.values():
+            await link.stop()
+        await self._publisher.stop()
         if self._router is not None:
             await self._router.stop()
         if self._journal is not None:
@@ -107,14 +151,16 @@ class FlowAgent:
     def _on_open(self, channel: Channel) -> None:
         peer = channel.peer
         assert peer is not None
-        if peer.kind != "worker":
-            channel.abort(f"an agent serves workers, and {peer.id} is of kind {peer.kind}")
+        if peer.kind not in ("worker", "agent") or peer.id == self.me.id:
+            channel.abort(f"an agent serves workers and other agents, and {peer.id} is of kind {peer.kind}")
             return
-        self._workers[channel] = self.desk.came(peer.id, channel.send)
+        self._workers[channel] = self.desk.came(peer.id, channel.send, peer.kind == "agent")
 
     def _on_close(self, channel: Channel, reason: str) -> None:
         self._broken += channel.broken
         worker = self._workers.pop(channel, None)
+        self._lookups.forget(channel)
+        self._silent_s.pop(channel, None)
         if worker is None:
             return
         log.info("worker %s left (%s) with %d open flows", worker.name, reason, len(worker.flows))
@@ -125,22 +171,106 @@ class FlowAgent:
         worker = self._workers.get(channel)
         if worker is None:
             return
+        if worker.agent:
+            self._silent_s[channel] = 0.0
+            if isinstance(message, Beat):
+                return
+        self._receive(channel, message)
+
+    def _receive(self, channel: Channel, message: Message) -> None:
+        if channel not in self._workers or channel.broken:
+            return
+        try:
+            if self._lookups.keep(channel, message):
+                return
+        except BadMessage as error:
+            self._broke(channel, str(error))
+            return
+        self._take(channel, message)
+
+    def _take(self, channel: Channel, message: Message) -> None:
+        worker = self._workers.get(channel)
+        if worker is None or channel.broken:
+            return
         try:
             self.desk.take(worker, message, clock_s())
         except BadMessage as error:
-            log.warning("worker %s broke the protocol: %s", worker.name, error)
-            channel.broken = True
-            channel.abort(f"broke the protocol: {error}")
+            self._broke(channel, str(error))
+            return
+        if isinstance(message, JoinNode):
+            self._publisher.publish(self.desk.owned, self.addresses)
+        self._settle()
+
+    def _refuse(self, channel: Channel, message: SubmitFlow, why: str) -> None:
+        worker = self._workers.get(channel)
+        if worker is None or channel.broken:
+            return
+        try:
+            self.desk.refuse(worker, message, why, clock_s())
+        except BadMessage as error:
+            self._broke(channel, str(error))
             return
         self._settle()
+
+    def _broke(self, channel: Channel, how: str) -> None:
+        if channel in self._workers:
+            log.warning("worker %s broke the protocol: %s", self._workers[channel].name, how)
+        channel.broken = True
+        channel.abort(f"broke the protocol: {how}")
+
+    # ------------------------------------------------------------------------------------------------- other nodes
+
+    def _open_source(self, node: str) -> None:
+        """Connects to the agent of a node from which a worker reads, and stays connected."""
+        egresses, directory = self.desk.egresses, self._directory
+        assert egresses is not None
+        assert directory is not None
+
+        async def find() -> tuple[str, ...]:
+            addresses = () if node in self.desk.owned else await directory.addresses(node)
+            if not addresses:
+                raise ConnectionError(f"node {node} has no agent")
+            return addresses
+
+        def received(channel: Channel, message: Message) -> None:
+            egresses.received(node, message, clock_s())
+            self._settle()
+
+        def up(channel: Channel) -> None:
+            egresses.up(node, channel.send, clock_s())
+            self._settle()
+
+        def down(reason: str) -> None:
+            log.info("the agent of %s is lost (%s): reads from there are ordered here alone", node, reason)
+            egresses.down(node)
+
+        def look() -> None:
+            if link.channel is None and egresses.dropped(node):
+                log.info("node %s is gone: it has no agent, and nothing is read from there", node)
+                del self._sources[node], self._looks[node]
+                if node not in self._given:
+                    self._nodes.discard(node)
+                task = asyncio.create_task(link.stop(), name="flow link")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            self._looks[node] = loop.call_later(self.config.gone_s, look)
+
+        loop = asyncio.get_running_loop()
+        link = self._sources[node] = Link(self.me, find, received, up, down, f"agent of {node}")
+        link.start()
+        self._looks[node] = loop.call_later(self.config.gone_s, look)
 
     # -------------------------------------------------------------------------------------------------------- time
 
     def _settle(self) -> None:
         """Sees to it that beats are sent while flows are open, and that the arbiter is woken when it asked for it."""
         loop = asyncio.get_running_loop()
-        if not self._beating and len(self.desk):
+        if self.desk.egresses is not None:
+            self.desk.egresses.settle(clock_s())
+        if not self._beating and self.desk.open:
             self._beating = True
+            self._beat_at_s = clock_s()
             loop.call_later(self.config.beat_s, self._beat)
         if self._tick is not None:
             self._tick.cancel()
@@ -151,13 +281,27 @@ class FlowAgent:
 
     def _beat(self) -> None:
         self._beating = False
-        beat = Beat()
-        for channel, worker in self._workers.items():
+        now_s, beat = clock_s(), Beat()
+        # a beat that comes later shows that this process stood still
+        lived_s = min(now_s - self._beat_at_s, self.config.beat_s)
+        self._beat_at_s = now_s
+        for channel, worker in list(self._workers.items()):
             if worker.flows:
                 channel.send(beat)
-        if len(self.desk):
+                if worker.agent:
+                    self._hear_nothing(channel, lived_s)
+        if self.desk.egresses is not None:
+            self.desk.egresses.tick(now_s, lived_s)
+            self._settle()
+        if self.desk.open and not self._beating:
             self._beating = True
             asyncio.get_running_loop().call_later(self.config.beat_s, self._beat)
+
+    def _hear_nothing(self, channel: Channel, lived_s: float) -> None:
+        """Counts the silence of another agent that holds permits here, and ends the connection after a while."""
+        self._silent_s[channel] = self._silent_s.get(channel, 0.0) + lived_s
+        if self._silent_s[channel] > self.config.lost_s:
+            channel.lose(f"the agent was silent for {self.config.lost_s:g} s")
 
     def _ticked(self) -> None:
         self._tick = None
@@ -186,7 +330,11 @@ class FlowAgent:
     async def _report_always(self) -> None:
         while True:
             await asyncio.sleep(self.config.report_s)
-            self._report()
+            try:
+                self._report()
+            except Exception:
+                # an error in here is ours; it must not end the reports of an agent that goes on permitting
+                log.exception("no report to the router this time")
 
     def _report(self) -> None:
         assert self._router is not None
@@ -200,9 +348,14 @@ class FlowAgent:
         totals = {name: float(count) for name, count in desk.totals.items()}
         totals |= {"held_seconds": desk.held_s, "protocol_errors": float(self._broken)}
         ports = desk.arbiter.ports
-        gauges = {"open": float(len(desk)), "workers": float(len(self._workers))}
-        for node in sorted({worker.node for worker in self._workers.values() if worker.node is not None}):
-            gauges[f"bytes_per_s {node}"] = ports.at(Port(node, Side.INGRESS)).published
+        workers = [worker for worker in self._workers.values() if not worker.agent]
+        gauges = {"workers": float(len(workers)), "agents": float(len(self._workers) - len(workers))}
+        gauges["open"] = float(sum(len(worker.flows) for worker in workers))
+        gauges["held"] = float(desk.held(clock_s()))
+        gauges["doubles"] = float(len(self._publisher.doubles))
+        for node in sorted({worker.node for worker in workers if worker.node is not None}):
+            for side in Side:
+                gauges[f"{side}_bytes_per_s {node}"] = ports.at(Port(node, side)).published
         policy = desk.arbiter.policy.name
         return FlowReport(self.node, policy, totals, gauges, tuple(desk.ended))
 
@@ -210,6 +363,13 @@ class FlowAgent:
 def clock_s() -> float:
     """Returns the agent's time in seconds, which never goes back."""
     return time.monotonic()
+
+
+def _at(address: str) -> Find:
+    async def find() -> tuple[str, ...]:
+        return (address,)
+
+    return find
 
 
 def _ignore(reason: str) -> None:

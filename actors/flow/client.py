@@ -47,6 +47,11 @@ class ReadsClient:
         return self._line is not None and self._line.up
 
     @property
+    def alone(self) -> bool:
+        """Whether there is no agent, so that nothing is ever held."""
+        return self._line is None
+
+    @property
     def line_reason(self) -> str:
         """Why the last connection ended, for logs; empty if none has."""
         return "" if self._line is None else self._line.reason
@@ -55,13 +60,17 @@ class ReadsClient:
         """Takes a read, as `Reader.submit` does."""
         return self._carry_out(self.reader.submit(flow, chunks, hold_bound_s, self._clock()))
 
-    def chunk_done(self, post: Post, seconds: float) -> list[Post | Finished]:
-        """Notes that the chunks of `post` have arrived, or have failed after an `abort`."""
+    def chunk_done(self, post: Post, seconds: float | None) -> list[Post | Finished]:
+        """Notes that the chunks of `post` have arrived after `seconds`, or have failed after an `abort` (None)."""
         return self._carry_out(self.reader.chunk_done(post, seconds, self._clock()))
 
     def abort(self, flow_id: str) -> list[Post | Finished]:
         """Posts nothing more of a read. Does nothing for one that is over."""
         return self._carry_out(self.reader.abort(flow_id, self._clock()))
+
+    def advanced(self, flow_id: str, rli: int) -> None:
+        """Notes a read's relative layer index, as `Reader.advanced` does."""
+        self._carry_out(self.reader.advanced(flow_id, rli))
 
     def step(self) -> list[Post | Finished]:
         """Reads the agent's messages and lets time pass. Called every millisecond or so while reads are open, and at

@@ -23,6 +23,18 @@ class AgentConfig:
     arbiter: dict[str, Any] = field(default_factory=dict)
     beat_s: Annotated[float, Number(above=0.0, unit="s")] = 0.005
     """Period of the beats to each worker that has open flows."""
+    silent_s: Annotated[float, Number(above=0.0, unit="s")] = 0.020
+    """Own running time after which the silent agent of a source is no longer waited for: four missing beats. A read
+    from a node that is looked up waits as long for the directory.
+    """
+    lost_s: Annotated[float, Number(above=0.0, unit="s")] = 0.5
+    """Own running time after which another node's agent that is silent loses what it holds here. ASSUMPTION: longer
+    than a busy machine keeps a process waiting; until then the slots that it holds at this egress are idle.
+    """
+    gone_s: Annotated[float, Number(above=0.0, unit="s")] = 60.0
+    """Period of the looks at connections to other nodes' agents. One that is down is given up if nothing is read
+    from its node. ASSUMPTION: a node that is gone costs no more than some attempts to connect.
+    """
     report_s: Annotated[float, Number(above=0.0, unit="s")] = 1.0
     """Period of the reports to the router."""
     coordinator: str = ""

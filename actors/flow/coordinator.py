@@ -1,23 +1,22 @@
 """The coordinator of several nodes: agents tell it their batches, and it sends all of them one order between requests.
 
-It runs in a process of its own (`python -m actors.flow.host --coordinate`). On one node the agent makes the order
-itself, and so does every agent without a connection to the coordinator: an order of its own flows alone.
+It runs in a process of its own (`python -m actors.flow.host --coordinate`, or the Ray actor of `app.flow_agent`). On
+one node the agent makes the order itself, and so does every agent without a connection to the coordinator: an order of
+its own flows alone.
 """
 
 import asyncio
 import dataclasses
 import logging
 
-from actors.flow.orders import OrderBook
+from actors.flow.orders import OrderBook, OrderMaker
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import BatchArrived, BatchLeft, FlowOrder, Message
 from actors.wire.sockets import listen, remove_sockets
-from policies.flow.base import FixedPorts
+from policies.flow.base import FixedPorts, Flow
+from policies.flow.events import Ordered
 
 log = logging.getLogger(__name__)
-
-ORDER_S = 0.005
-"""Least seconds between two orders; what arrives meanwhile is ordered together."""
 
 
 class Coordinator:
@@ -27,10 +26,19 @@ class Coordinator:
         self.me = me
         self.addresses: tuple[str, ...] = ()
         self._book = OrderBook(drop_share)
-        self._ports = FixedPorts(port_bytes_per_s)
+        loop = asyncio.get_running_loop()
+        self._maker = OrderMaker(self._book, FixedPorts(port_bytes_per_s), loop.time, self._tell)
         self._agents: dict[Channel, dict[str, set[str]]] = {}
         self._servers: list[asyncio.Server] = []
-        self._due: asyncio.TimerHandle | None = None
+
+    @property
+    def agents(self) -> int:
+        """The number of agents that are connected."""
+        return len(self._agents)
+
+    def open_flows(self) -> list[Flow]:
+        """Returns all flows of the order, each with the bytes and the time that are left of it."""
+        return self._book.open_flows(asyncio.get_running_loop().time())
 
     async def start(self, addresses: list[str]) -> None:
         """Listens on all `addresses`."""
@@ -45,8 +53,7 @@ class Coordinator:
             server.close()
         for channel in list(self._agents):
             channel.close("the coordinator stops")
-        if self._due is not None:
-            self._due.cancel()
+        self._maker.stop()
         remove_sockets(self.addresses)
         self._servers = []
 
@@ -82,20 +89,14 @@ class Coordinator:
                     self._forget(open_requests.pop(request_id, set()))
             case _:
                 raise ValueError(f"a coordinator does not take {type(message).__name__}")
-        self._plan()
+        self._maker.plan()
 
     def _forget(self, keys: set[str]) -> None:
         for key in keys:
             self._book.left(key)
-        self._plan()
+        self._maker.plan()
 
-    def _plan(self) -> None:
-        if self._book.changed and self._due is None:
-            self._due = asyncio.get_running_loop().call_later(ORDER_S, self._order)
-
-    def _order(self) -> None:
-        self._due = None
-        ordered = self._book.order(self._ports, asyncio.get_running_loop().time())
+    def _tell(self, ordered: Ordered) -> None:
         message = FlowOrder(ordered.batches, ordered.pruned)
         for channel in self._agents:
             channel.send(message)

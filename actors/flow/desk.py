@@ -1,8 +1,11 @@
 """The desk of an agent: it turns the messages of workers into events of the arbiter, and permits into messages.
 
 The desk does no I/O and knows no clock. Each worker's flows are named apart, so that two workers, or two connections of
-one worker, may use the same id. A message that no worker in order would send raises `BadMessage`; the agent then ends
-that connection, whose flows `left` gives back, and nothing else changes.
+one worker, may use the same id. The agent of another node is a worker too, which asks for this node's egress only; its
+flows are counted as `lent_` ones, because their own agent counts and reports them.
+
+A message that no worker in order would send raises `BadMessage`; the agent then ends that connection, whose flows
+`left` gives back, and nothing else changes.
 """
 
 import dataclasses
@@ -12,8 +15,11 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.flow.egress import Egresses
 from actors.wire.messages import (
+    AdvanceFlow,
     ChunkDone,
+    ChunkPosted,
     FlowRecord,
     FlowRefused,
     JoinNode,
@@ -58,11 +64,12 @@ class Open:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One connection of a worker. `send` queues a message to it."""
+    """One connection of a worker, or of another node's `agent`. `send` queues a message to it."""
 
     number: int
     name: str
     send: Callable[[Message], object]
+    agent: bool = False
     node: str | None = None
     flows: dict[str, Open] = field(default_factory=dict)
 
@@ -74,9 +81,12 @@ class Applies(Protocol):
 
 
 class Book(Protocol):
-    """Hears of the flows, of which it makes the order between requests."""
+    """Hears of the flows and their chunks, of which it makes the order between requests. Another agent tells the
+    coordinator of `lent` ones.
+    """
 
-    def arrived(self, flow: Flow, now_s: float) -> None: ...
+    def arrived(self, flow: Flow, now_s: float, lent: bool = False) -> None: ...
+    def moved(self, flow_id: str, size: int) -> None: ...
     def left(self, flow_id: str) -> None: ...
 
 
@@ -84,16 +94,21 @@ class Desk:
     """All workers of one agent and the arbiter that orders their flows.
 
     `nodes` are the names of nodes that exist; a worker that joins another one, or submits a flow from another one, is
-    refused. The agent may change the set.
+    refused. The agent may change the set. `owned` are the nodes whose ports are the arbiter's own; `egresses` has the
+    agents of others, None where there are none.
     """
 
     def __init__(self, arbiter: Arbiter, nodes: Set[str], journal: Applies | None = None) -> None:
         self.arbiter = arbiter
         self.nodes = nodes
         self.totals: Counter[str] = Counter()
+        self.open = 0
+        """Flows that are open, those that were refused included."""
         self.held_s = 0.0
         self.ended: list[FlowRecord] = []
         self.book: Book | None = None
+        self.owned: set[str] = set()
+        self.egresses: Egresses | None = None
         # the journal, if there is one, hears each event before the arbiter
         self._arbiter: Applies = journal or arbiter
         self._numbers = 0
@@ -104,17 +119,20 @@ class Desk:
 
     # ----------------------------------------------------------------------------------------------------- workers
 
-    def came(self, name: str, send: Callable[[Message], object]) -> Worker:
-        """Takes a new connection of a worker."""
+    def came(self, name: str, send: Callable[[Message], object], agent: bool = False) -> Worker:
+        """Takes a new connection of a worker, or of another node's agent."""
         self._numbers += 1
-        return Worker(self._numbers, name, send)
+        return Worker(self._numbers, name, send, agent)
 
     def left(self, worker: Worker, now_s: float) -> None:
         """Ends all flows of a worker whose connection has ended; what they held of the ports is free again."""
         keys = tuple(flow.key for flow in worker.flows.values() if not flow.refused)
-        self.totals["lost"] += len(worker.flows)
+        self._count(worker, "lost", len(worker.flows))
+        self.open -= len(worker.flows)
         for key in keys:
             del self._owners[key]
+            if self.egresses is not None:
+                self.egresses.lost(key)
             if self.book is not None:
                 self.book.left(key)
         worker.flows.clear()
@@ -137,8 +155,14 @@ class Desk:
                     )
                 self._known(message.node)
                 worker.node = message.node
+                if not worker.agent:
+                    self.owned.add(message.node)
             case SubmitFlow():
                 self._submitted(worker, message, now_s)
+            case AdvanceFlow():
+                self._advanced(worker, message, now_s)
+            case ChunkPosted():
+                self._chunk_posted(worker, message, now_s)
             case ChunkDone():
                 self._chunk_done(worker, message, now_s)
             case WithdrawFlow():
@@ -152,68 +176,127 @@ class Desk:
 
     def _submitted(self, worker: Worker, message: SubmitFlow, now_s: float) -> None:
         flow = message.flow
-        if worker.node is None or flow.target != worker.node:
-            raise BadMessage(
-                f"flow {flow.flow_id!r} goes to {flow.target!r}, the worker joined {worker.node!r}"
-            )
         self._known(flow.source)
-        if flow.flow_id in worker.flows:
-            raise BadMessage(f"flow {flow.flow_id!r} is open already: each read needs an id of its own")
-        if len(worker.flows) >= MOST_FLOWS_A_WORKER:
-            raise BadMessage(f"{len(worker.flows)} flows are open: more than any engine's queue holds")
-        key = f"{worker.number}/{flow.flow_id}"
-        opened = Open(key, flow, 0, 0, None, now_s)
-        worker.flows[flow.flow_id] = opened
+        self._known(flow.target)
+        opened = self._opened(worker, flow, now_s)
+        key = opened.key
+        if worker.agent and flow.source not in self.owned:
+            self._refuse(worker, opened, f"the agent owns no port of {flow.source!r}")
+            return
+        if worker.agent and len(worker.flows) > self.arbiter.config.most_flows // 2:
+            self._refuse(worker, opened, "its node has as many flows here as all others together may have")
+            return
         self._owners[key] = (worker, flow.flow_id)
-        submitted = ev.Submitted(dataclasses.replace(flow, flow_id=key), message.posted)
+        remote = None if flow.source in self.owned or worker.agent else self.egresses
+        gated = remote is not None and remote.gates(flow.source)
+        submitted = ev.Submitted(
+            dataclasses.replace(flow, flow_id=key), message.in_flight, gated, worker.agent
+        )
         try:
             self.apply(submitted, now_s, opened)
         except TooManyFlows as error:
-            opened.refused = True
             del self._owners[key]
-            self.totals["refused"] += 1
-            worker.send(FlowRefused(flow.flow_id, str(error)))
+            self._refuse(worker, opened, str(error))
+            return
         except FlowError:
             del self._owners[key], worker.flows[flow.flow_id]
+            self.open -= 1
             raise
-        self.totals["submitted"] += 1
-        if self.book is not None and not opened.refused:
-            self.book.arrived(submitted.flow, now_s)
+        if remote is not None:
+            remote.submitted(key, flow, gated, now_s)
+        if self.book is not None:
+            self.book.arrived(submitted.flow, now_s, worker.agent)
+
+    def _opened(self, worker: Worker, flow: Flow, now_s: float) -> Open:
+        """Opens a flow. Raises BadMessage for one that is open already, and for more than any worker has."""
+        if worker.node is None or (flow.target != worker.node and not worker.agent):
+            raise BadMessage(
+                f"flow {flow.flow_id!r} goes to {flow.target!r}, the worker joined {worker.node!r}"
+            )
+        if flow.flow_id in worker.flows:
+            raise BadMessage(f"flow {flow.flow_id!r} is open already: each read needs an id of its own")
+        most = self.arbiter.config.most_flows if worker.agent else MOST_FLOWS_A_WORKER
+        if len(worker.flows) >= most:
+            raise BadMessage(f"{len(worker.flows)} flows are open: more than any engine's queue holds")
+        opened = Open(f"{worker.number}/{flow.flow_id}", flow, 0, 0, None, now_s)
+        worker.flows[flow.flow_id] = opened
+        self._count(worker, "submitted")
+        self.open += 1
+        return opened
+
+    def refuse(self, worker: Worker, message: SubmitFlow, why: str, now_s: float) -> None:
+        """Refuses a flow, so that its worker posts it at once. Raises BadMessage as `take` does."""
+        self._refuse(worker, self._opened(worker, message.flow, now_s), why)
+
+    def _refuse(self, worker: Worker, opened: Open, why: str) -> None:
+        opened.refused = True
+        self._count(worker, "refused")
+        worker.send(FlowRefused(opened.flow.flow_id, why))
+
+    def _count(self, worker: Worker, name: str, number: int = 1) -> None:
+        self.totals[f"lent_{name}" if worker.agent else name] += number
+
+    def _chunk_posted(self, worker: Worker, message: ChunkPosted, now_s: float) -> None:
+        opened = self._open(worker, message.flow_id)
+        if not worker.agent:
+            raise BadMessage("a worker posts by permit and does not say so: only another agent does")
+        if not opened.refused:
+            self.apply(ev.Posted(opened.key), now_s)
 
     def _chunk_done(self, worker: Worker, message: ChunkDone, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
         if not math.isfinite(message.seconds) or message.seconds < 0 or message.size < 0:
             raise BadMessage(f"{message}: bytes and seconds must be finite and at least 0")
-        opened.chunks += 1
-        opened.moved_bytes += message.size
-        opened.moved_s += message.seconds
         if opened.refused:
+            self._moved(opened, message)
             if message.last:
                 self._end(worker, opened, 0.0)
             return
         held_s = self.arbiter.view(opened.key, now_s).held_s
         self.apply(ev.Done(opened.key, message.size, message.seconds, message.last), now_s)
+        self._moved(opened, message)
+        if self.book is not None:
+            self.book.moved(opened.key, message.size)
+        if self.egresses is not None:
+            self.egresses.done(opened.key, message.size, message.seconds, message.last, now_s)
         if message.last:
             self._end(worker, opened, held_s)
+
+    def _advanced(self, worker: Worker, message: AdvanceFlow, now_s: float) -> None:
+        opened = self._open(worker, message.flow_id)
+        if opened.refused:
+            return
+        self.apply(ev.Advanced(opened.key, message.rli), now_s)
+        if self.egresses is not None:
+            self.egresses.advanced(opened.key, message.rli)
+
+    def _moved(self, opened: Open, message: ChunkDone) -> None:
+        opened.chunks += 1
+        opened.moved_bytes += message.size
+        opened.moved_s += message.seconds
 
     def _withdrawn(self, worker: Worker, message: WithdrawFlow, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
         opened.withdrawn = True
-        self.totals["withdrawn"] += 1
+        self._count(worker, "withdrawn")
         held_s = 0.0
         if not opened.refused:
             held_s = self.arbiter.view(opened.key, now_s).held_s
             self.apply(ev.Withdrawn(opened.key, message.posted), now_s)
+            if self.egresses is not None:
+                self.egresses.withdrawn(opened.key, message.posted)
         if not message.posted:
             self._end(worker, opened, held_s)
 
     def _unscheduled(self, worker: Worker, message: Unscheduled, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
         opened.unscheduled = message.reason
-        self.totals[f"unscheduled_reads_{message.reason}"] += 1
-        self.totals["unscheduled_bytes"] += message.size
+        self._count(worker, f"unscheduled_reads_{message.reason}")
+        self._count(worker, "unscheduled_bytes", message.size)
         if not opened.refused:
             self.apply(ev.Unscheduled(opened.key), now_s)
+            if self.egresses is not None:
+                self.egresses.unscheduled(opened.key, message.reason, now_s)
 
     def _open(self, worker: Worker, flow_id: str) -> Open:
         opened = worker.flows.get(flow_id)
@@ -228,12 +311,15 @@ class Desk:
 
     def _end(self, worker: Worker, opened: Open, held_s: float) -> None:
         del worker.flows[opened.flow.flow_id]
+        self.open -= 1
         self._owners.pop(opened.key, None)
         if self.book is not None:
             self.book.left(opened.key)
+        self._count(worker, "ended")
+        self._count(worker, "moved_bytes", opened.moved_bytes)
+        if worker.agent:
+            return
         self.held_s += held_s
-        self.totals["ended"] += 1
-        self.totals["moved_bytes"] += opened.moved_bytes
         if opened.withdrawn:
             return
         flow = opened.flow
@@ -259,6 +345,13 @@ class Desk:
 
     # ----------------------------------------------------------------------------------------------------- arbiter
 
+    def held(self, now_s: float) -> int:
+        """Returns how many flows of own workers wait with nothing in flight."""
+        views = (
+            self.arbiter.view(key, now_s) for key, (worker, _) in self._owners.items() if not worker.agent
+        )
+        return sum(not view.posted for view in views)
+
     def apply(self, event: ev.FlowEvent, now_s: float, opened: Open | None = None) -> None:
         """Has the arbiter take an event, and sends the permits that follow. `opened` is the flow that the event
         submits. Raises FlowError for an event that is refused; nothing has changed then.
@@ -272,12 +365,18 @@ class Desk:
             self._permit(permit)
 
     def _permit(self, permit: ev.Permit) -> None:
-        self.totals["permits"] += 1
-        self.totals[f"bytes_level_{permit.level}"] += permit.size
         worker, flow_id = self._owners[permit.flow_id]
+        self._count(worker, "permits")
+        self._count(worker, f"bytes_level_{permit.level}", permit.size)
+        if self.egresses is not None:
+            self.egresses.posted(permit.flow_id)
         opened = worker.flows[flow_id]
         opened.level = permit.level
         worker.send(Permitted(flow_id, permit.size, permit.level, permit.whole))
+
+    def cleared(self, key: str, size: int | None, now_s: float) -> None:
+        """Takes a permit of another node's agent for a flow that is open here (`policies.flow.events.Cleared`)."""
+        self.apply(ev.Cleared(key, size), now_s)
 
     def set_policy(self, name: str, params: dict[str, object], now_s: float) -> None:
         """Changes the policy. Raises ValueError for an unknown one or a wrong parameter; nothing has changed then."""

@@ -4,7 +4,8 @@
 
 The process prints one line `ready {...}` (the addresses as JSON) once it takes connections. It ends on SIGTERM, on
 SIGINT, or when the process that started it has gone. The wire secret is taken from the environment variable
-SLUICE_WIRE_SECRET; with an address over TCP there must be one. With --coordinate it is the coordinator of the agents
+SLUICE_WIRE_SECRET; with an address over TCP there must be one. `--peer n2=unix:/other.sock` names the agent of another
+node, which must permit what leaves that node. With --coordinate it is the coordinator of the agents
 of several nodes, whose configurations name its address.
 """
 
@@ -24,6 +25,7 @@ from actors import garbage
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.flow.coordinator import Coordinator
+from actors.flow.directory import FixedDirectory
 from actors.options import from_options
 from actors.wire.channel import Identity
 
@@ -58,6 +60,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--coordinate", action="store_true", help="coordinate agents instead of being one")
     parser.add_argument("--node", action="append", default=[], help="a node whose ports it owns; repeatable")
     parser.add_argument("--knows", action="append", default=[], help="another node that exists; repeatable")
+    parser.add_argument(
+        "--peer", action="append", default=[], help="NODE=ADDRESS of another node's agent; repeatable"
+    )
     parser.add_argument("--listen", action="append", required=True, help="unix:/path or tcp:host:port")
     parser.add_argument("--router", help="address of a router, for reports and changes of the policy")
     parser.add_argument("--config", default="{}", help="fields of AgentConfig as a JSON object")
@@ -71,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError("give the agent's --node NAME, or --coordinate without one")
         if secret is None and any(address.startswith("tcp:") for address in args.listen):
             raise ValueError("TCP needs a secret: set SLUICE_WIRE_SECRET, the same for all processes")
+        if wrong := [peer for peer in args.peer if not all(peer.partition("="))]:
+            raise ValueError(f"--peer {wrong[0]}: write NODE=ADDRESS")
         config = from_options(AgentConfig, options, "--config")
     except ValueError as error:
         print(f"actors.flow.host: {error}", file=sys.stderr)
@@ -90,9 +97,14 @@ async def _serve(me: Identity, args: argparse.Namespace, config: AgentConfig, pa
         bytes_per_s = config.arbiter_config().port_bytes_per_s
         await serve(Coordinator(me, config.drop_share, bytes_per_s), args.listen, parent_pid)
         return
-    nodes = frozenset((*args.node, *args.knows))
+    peers: dict[str, tuple[str, ...]] = {}
+    for peer in args.peer:
+        node, _, address = peer.partition("=")
+        peers[node] = (*peers.get(node, ()), address)
+    nodes = frozenset((*args.node, *args.knows, *peers))
     find = find_router if args.router else None
-    await serve(FlowAgent(me, args.node[0], nodes, config, find), args.listen, parent_pid)
+    directory = FixedDirectory(peers, nodes) if peers else None
+    await serve(FlowAgent(me, args.node[0], nodes, config, find, directory), args.listen, parent_pid)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,8 @@ class Line:
             return
         try:
             sent = self._socket.send(self._out)
+            # what a socket takes shows that it is connected
+            self._connecting = False
         except BlockingIOError:
             sent = 0
         del self._out[:sent]

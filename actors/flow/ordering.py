@@ -4,43 +4,52 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from actors.flow.orders import OrderBook
+from actors.flow.orders import OrderBook, OrderMaker
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
 from actors.wire.messages import BatchArrived, BatchLeft, FlowOrder, Message
 from policies.flow.base import Flow, Ports
 from policies.flow.events import Ordered
 
-ORDER_S = 0.005
-"""Least seconds between two orders; what arrives meanwhile is ordered together."""
+LEFT_S = 0.1
+"""Seconds after which the coordinator hears what is left of flows that have moved."""
 
 
 class Ordering:
-    """Keeps the book of an agent's flows. `apply` takes each new order."""
+    """Keeps the book of an agent's flows. `find` finds the coordinator (None: there is none); `apply` takes each new
+    order.
+    """
 
     def __init__(
         self,
         me: Identity,
-        coordinator: str,
+        find: Find | None,
         drop_share: float,
         ports: Ports,
         clock: Callable[[], float],
         apply: Callable[[Ordered], None],
     ) -> None:
         self._book = OrderBook(drop_share)
-        self._ports, self._clock, self._apply = ports, clock, apply
+        self._clock, self._apply = clock, apply
+        self._maker = OrderMaker(self._book, ports, clock, self._use, lambda: not self.coordinated)
         self._requests: Counter[str] = Counter()
         self._of: dict[str, tuple[str, str]] = {}
-        self._due: asyncio.TimerHandle | None = None
+        self._lent: set[str] = set()
+        self._moved: dict[str, None] = {}
+        self._tells: asyncio.TimerHandle | None = None
         self._last = Ordered(())
         self._link: Link | None = None
-        if coordinator:
-            self._link = Link(me, _at(coordinator), self._told, self._up, self._down, "coordinator")
+        if find is not None:
+            self._link = Link(me, find, self._told, self._up, self._down, "coordinator")
 
     @property
     def coordinated(self) -> bool:
         """Whether a coordinator is connected."""
         return self._link is not None and self._link.channel is not None
+
+    def next_order_s(self) -> float | None:
+        """Returns the seconds until the next order that the agent makes itself; None if none is due."""
+        return self._maker.next_s()
 
     def start(self) -> None:
         """Connects to the coordinator, if there is one."""
@@ -49,25 +58,44 @@ class Ordering:
 
     async def stop(self) -> None:
         """Makes no more orders. Idempotent."""
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+        self._maker.stop()
+        if self._tells is not None:
+            self._tells.cancel()
+        self._tells = None
         if self._link is not None:
             await self._link.stop()
 
-    def arrived(self, flow: Flow, now_s: float) -> None:
-        """Takes a submitted flow."""
+    def arrived(self, flow: Flow, now_s: float, lent: bool = False) -> None:
+        """Takes a submitted flow. The coordinator hears of a `lent` one from the agent that submitted it here."""
         if flow.due_s is None:
             return
         self._book.arrived(flow, now_s)
+        if lent:
+            self._lent.add(flow.flow_id)
+            self._maker.plan()
+            return
         self._requests[flow.request_id] += 1
         self._of[flow.flow_id] = (flow.batch, flow.request_id)
         if not self._send(BatchArrived(flow.batch, (flow,))):
-            self._plan()
+            self._maker.plan()
+
+    def moved(self, flow_id: str, size: int) -> None:
+        """Notes that `size` bytes of a flow have arrived. The coordinator hears of it within `LEFT_S`."""
+        self._book.moved(flow_id, size)
+        if self.coordinated and flow_id in self._of:
+            self._moved[flow_id] = None
+            if self._tells is None:
+                self._tells = asyncio.get_running_loop().call_later(LEFT_S, self._tell_left)
 
     def left(self, flow_id: str) -> None:
         """Forgets a flow that has ended."""
+        if flow_id in self._lent:
+            self._lent.discard(flow_id)
+            self._book.left(flow_id)
+            self._maker.plan()
+            return
         batch, request_id = self._of.pop(flow_id, ("", ""))
+        self._moved.pop(flow_id, None)
         if not batch:
             return
         self._book.left(flow_id)
@@ -76,7 +104,16 @@ class Ordering:
             return
         del self._requests[request_id]
         if not self._send(BatchLeft(batch, (request_id,))):
-            self._plan()
+            self._maker.plan()
+
+    def _tell_left(self) -> None:
+        self._tells = None
+        now_s = self._clock()
+        for flow_id in self._moved:
+            flow = self._book.flow(flow_id, now_s)
+            if flow is not None:
+                self._send(BatchArrived(flow.batch, (flow,)))
+        self._moved.clear()
 
     def _send(self, message: Message) -> bool:
         return self._link is not None and self._link.send(message)
@@ -88,29 +125,15 @@ class Ordering:
 
     def _up(self, channel: Channel) -> None:
         for flow in self._book.open_flows(self._clock()):
+            if flow.flow_id in self._lent:
+                continue
             channel.send(BatchArrived(flow.batch, (flow,)))
 
     def _down(self, reason: str) -> None:
         self._book.changed = True
-        self._plan()
-
-    def _plan(self) -> None:
-        if self._book.changed and self._due is None:
-            self._due = asyncio.get_running_loop().call_later(ORDER_S, self._order)
-
-    def _order(self) -> None:
-        self._due = None
-        if not self.coordinated:
-            self._use(self._book.order(self._ports, self._clock()))
+        self._maker.plan()
 
     def _use(self, ordered: Ordered) -> None:
         if ordered != self._last:
             self._last = ordered
             self._apply(ordered)
-
-
-def _at(address: str) -> Find:
-    async def find() -> tuple[str, ...]:
-        return (address,)
-
-    return find

@@ -19,9 +19,10 @@ have arrived.
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.wire.messages import (
+    AdvanceFlow,
     ChunkDone,
     FlowRefused,
     Message,
@@ -87,8 +88,8 @@ class _Read:
     # whether the agent at the present connection knows the flow
     told: bool = False
     posted: int = 0  # chunks
-    in_flight: int = 0  # posts
-    bytes_in_flight: int = 0
+    # bytes of each post on its way
+    in_flight: list[int] = field(default_factory=list)
     aborted: bool = False
     held_s: float = 0.0
     unscheduled: UnscheduledReason | None = None
@@ -157,19 +158,21 @@ class Reader:
             actions += self._post_unscheduled(read, "silent", now_s)
         return actions
 
-    def chunk_done(self, post: Post, seconds: float, now_s: float) -> list[Action]:
-        """Notes that the chunks of `post` have arrived, `seconds` after they were posted."""
+    def chunk_done(self, post: Post, seconds: float | None, now_s: float) -> list[Action]:
+        """Notes that the chunks of `post` have arrived, `seconds` after they were posted. With None they have
+        failed, so that none of their bytes count.
+        """
         read = self._reads.get(post.flow_id)
         if read is None or not read.in_flight:
             raise ValueError(f"flow {post.flow_id} has no chunk in flight")
-        read.in_flight -= 1
-        read.bytes_in_flight -= post.size
+        read.in_flight.remove(post.size)
         if read.held and not read.in_flight:
             read.waits_since_s = now_s
         over = not read.in_flight and not read.held
         actions: list[Action] = []
         if read.told:
-            actions.append(Send(ChunkDone(post.flow_id, post.size, seconds, over)))
+            moved, took_s = (0, 0.0) if seconds is None else (post.size, seconds)
+            actions.append(Send(ChunkDone(post.flow_id, moved, took_s, over)))
         return actions + (self._finish(read) if over else [])
 
     def abort(self, flow_id: str, now_s: float) -> list[Action]:
@@ -184,8 +187,18 @@ class Reader:
         self._held.pop(flow_id, None)
         actions: list[Action] = []
         if read.told:
-            actions.append(Send(WithdrawFlow(flow_id, read.bytes_in_flight)))
+            actions.append(Send(WithdrawFlow(flow_id, sum(read.in_flight))))
         return actions + ([] if read.in_flight else self._finish(read))
+
+    def advanced(self, flow_id: str, rli: int) -> list[Action]:
+        """Notes that the computation has come nearer to the layer that needs the read. Does nothing for a read that is
+        over, and for an index that is no less than before.
+        """
+        read = self._reads.get(flow_id)
+        if read is None or rli >= read.flow.rli:
+            return []
+        read.flow = dataclasses.replace(read.flow, rli=rli)
+        return [Send(AdvanceFlow(flow_id, rli))] if read.told and read.held else []
 
     def tick(self, now_s: float, lived_s: float) -> list[Action]:
         """Lets time pass: the worker itself ran for `lived_s` seconds since the last tick. The owner reads its socket
@@ -234,10 +247,8 @@ class Reader:
         flow, due_s = read.flow, read.flow.due_s
         if due_s is not None:
             due_s -= now_s - read.submitted_s
-        size = read.left() + read.bytes_in_flight
-        return Send(
-            SubmitFlow(dataclasses.replace(flow, size=size, due_s=due_s), posted=read.bytes_in_flight)
-        )
+        size = read.left() + sum(read.in_flight)
+        return Send(SubmitFlow(dataclasses.replace(flow, size=size, due_s=due_s), tuple(read.in_flight)))
 
     def _permitted(self, permit: Permitted, now_s: float) -> list[Action]:
         read = self._held.get(permit.flow_id)
@@ -265,8 +276,7 @@ class Reader:
         return actions
 
     def _post(self, read: _Read, first: int, size: int, level: int | None, now_s: float) -> Post:
-        read.in_flight += 1
-        read.bytes_in_flight += size
+        read.in_flight.append(size)
         read.waited(now_s)
         if read.posted == len(read.chunks):
             del self._held[read.flow.flow_id]

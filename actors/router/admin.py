@@ -86,6 +86,8 @@ class RouterAdmin:
                 return self._explain(str(asked.get("id", "")))
             case "journal":
                 return self._journal_status(asked.get("tail", 0))
+            case "scale":
+                raise Refused(404, "the autoscaler answers this, and the router does not")
 
     def _policy(self) -> dict[str, Any]:
         dispatcher = self._dispatcher

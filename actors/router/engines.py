@@ -30,6 +30,7 @@ class _Engine:
     info: EngineInfo
     channel: Channel
     status: Status | None = None
+    duty_since_s: float = 0.0
     forget: asyncio.TimerHandle | None = None
 
 
@@ -52,9 +53,9 @@ class Engines:
 
     # ---------------------------------------------------------------------------------------------------- messages
 
-    def announced(self, channel: Channel, info: EngineInfo) -> None:
-        """Takes in the facts of an engine that is new, back, or changed. Raises ValueError for impossible facts, and
-        then changes nothing.
+    def announced(self, channel: Channel, info: EngineInfo, duty_for_s: float = 0.0) -> None:
+        """Takes in the facts of an engine that is new, back, or changed, and has had its duty for `duty_for_s`. Raises
+        ValueError for impossible facts, and then changes nothing.
         """
         check(info)
         workers = workers_of(info)
@@ -63,7 +64,9 @@ class Engines:
             if known.forget is not None:
                 known.forget.cancel()
             self._drop([worker for worker in workers_of(known.info) if worker not in workers])
-        engine = self._engines[info.id] = _Engine(info, channel, known.status if known else None)
+        engine = self._engines[info.id] = _Engine(
+            info, channel, known.status if known else None, clock_s() - duty_for_s
+        )
         self._network.engine(info)
         self._set_state(engine, info.state)
         if KV_EVENTS in info.features:
@@ -106,7 +109,7 @@ class Engines:
 
     def _set_state(self, engine: _Engine, state: EngineState) -> None:
         engine.info = msgspec.structs.replace(engine.info, state=state)
-        for event in ups(engine.info, health_of(state), clock_s()):
+        for event in ups(engine.info, health_of(state, engine.info.duty), clock_s()):
             self._feed(event)
 
     def _forget(self, engine: _Engine) -> None:
@@ -130,6 +133,11 @@ class Engines:
     def statuses(self) -> list[Status]:
         """Returns the last report of each engine that has sent one."""
         return [engine.status for engine in self._engines.values() if engine.status is not None]
+
+    def duty_since_s(self, engine_id: str) -> float | None:
+        """Returns the time on the router's clock since which an engine has had its duty; None for an unknown engine."""
+        engine = self._engines.get(engine_id)
+        return None if engine is None else engine.duty_since_s
 
     def channel(self, engine_id: str) -> Channel | None:
         """Returns the engine's last connection, open or closed, or None for an unknown or forgotten engine."""

@@ -14,7 +14,7 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
 from actors.router.workers import place_of, workers_of
-from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetLoad, FleetStatus, Quarantined
+from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetLoad, FleetStatus, Quarantined, Standby
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.base import Needs
 from policies.routing.flowkv.regimes import Regime, RegimeThresholds, RegimeWatch
@@ -45,8 +45,8 @@ class FleetReport:
         self._flows = FlowAgents() if flows is None else flows
         self._regime = RegimeWatch(thresholds or RegimeThresholds())
 
-    def fleet(self) -> Fleet:
-        """Returns the engines, the names of the policies, and what the policies need from the ingresses."""
+    def fleet(self, standby: Standby | None = None) -> Fleet:
+        """Returns the engines, the names of the policies, what the policies need from the ingresses, and `standby`."""
         infos, needs = self._infos(), self._dispatcher.needs
         return Fleet(
             infos,
@@ -55,6 +55,7 @@ class FleetReport:
             wants_hints=self._forecasts is not None,
             block_tokens=block_tokens(infos) if Needs.HITS in needs else None,
             wants_transfers=self._network.wants_transfers(needs),
+            standby=standby,
         )
 
     def _infos(self) -> list[EngineInfo]:
@@ -102,9 +103,11 @@ class FleetReport:
         seen = self._regime.look(self._dispatcher.state.snapshot(clock_s(), ()))
         return FleetLoad(seen.regime.value, seen.prefill_mean, seen.decode_mean, seen.idle)
 
-    def status(self, ingresses: int, own_totals: Mapping[str, float]) -> FleetStatus:
+    def status(
+        self, ingresses: int, own_totals: Mapping[str, float], own_gauges: Mapping[str, float]
+    ) -> FleetStatus:
         """Returns the router's figures and the engines' last statuses. `ingresses` is the number of connected
-        ingresses, and `own_totals` are the totals that the server itself counts.
+        ingresses; `own_totals` and `own_gauges` are the figures that the server itself has.
         """
         state = self._dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
@@ -114,6 +117,7 @@ class FleetReport:
         gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
         totals |= self._flows.totals()
         gauges |= self._flows.gauges()
+        gauges |= own_gauges
         load = self._load()
         gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}
         gauges |= {"load_idle_workers": float(len(load.idle))}
@@ -138,6 +142,7 @@ class FleetReport:
             ingresses=ingresses,
             quarantined=self._quarantined(),
             load=load,
+            flows=self._flows.status(),
         )
 
 

@@ -7,10 +7,11 @@ of them, also to those that connect later. It does not schedule flows itself: ag
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from actors.wire.channel import Channel
-from actors.wire.messages import FlowReport, SetFlowPolicy
+from actors.wire.messages import FlowAgentStatus, FlowReport, SetFlowPolicy
 from policies.flow.registry import FLOW, flow_policy
 from policies.journal.codec import dumps, loads
 from policies.state.events import PolicyChoice
@@ -73,6 +74,10 @@ class FlowAgents:
             return described_flow(self._set.name, loads(self._set.params.decode("ascii")))
         return described_flow(next(iter(self._reports.values())).policy, {})
 
+    def status(self) -> tuple[FlowAgentStatus, ...]:
+        """Returns the agents that are connected now, by their nodes' names."""
+        return tuple(_status(report) for report in sorted(self._reports.values(), key=lambda one: one.node))
+
     def totals(self) -> dict[str, float]:
         """Returns the totals of all agents, by the names of the router's metrics."""
         total = Counter(self._past)
@@ -84,16 +89,34 @@ class FlowAgents:
         """Returns the number of agents, what all of them hold, and the share of reads that went unscheduled."""
         gauges = {"flow_agents": float(len(self._reports))}
         if self._reports:
-            for name in ("open", "workers"):
+            for name in ("open", "held", "workers"):
                 gauges[f"flow_{name}"] = sum(
                     report.gauges.get(name, 0.0) for report in self._reports.values()
                 )
             totals = self.totals()
-            unscheduled = sum(
-                count for name, count in totals.items() if name.startswith("flow_unscheduled_reads_")
-            )
-            gauges["flow_unscheduled_share"] = unscheduled / max(1.0, totals.get("flow_submitted", 0.0))
+            gauges["flow_unscheduled_share"] = _unscheduled_share(totals, "flow_")
         return gauges
+
+
+def _status(report: FlowReport) -> FlowAgentStatus:
+    gauges, totals, kind = report.gauges, report.totals, "_bytes_per_s "
+    ports = {name.replace(kind, " "): value for name, value in gauges.items() if kind in name}
+    return FlowAgentStatus(
+        node=report.node,
+        policy=report.policy,
+        open=int(gauges.get("open", 0)),
+        held=int(gauges.get("held", 0)),
+        granted=int(totals.get("permits", 0)),
+        unscheduled_share=_unscheduled_share(totals),
+        bytes_per_s=ports,
+    )
+
+
+def _unscheduled_share(totals: Mapping[str, float], prefix: str = "") -> float:
+    """Returns the share of all submitted reads of which a part was posted without a permit."""
+    reads = f"{prefix}unscheduled_reads_"
+    unscheduled = sum(count for name, count in totals.items() if name.startswith(reads))
+    return unscheduled / max(1.0, totals.get(f"{prefix}submitted", 0.0))
 
 
 def described_flow(name: str, params: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Ingresses:
     def __init__(self) -> None:
         self._ingresses: dict[Channel, Ingress] = {}
         self._owner: dict[RequestId, Ingress] = {}
+        self.version = 0
+        """A counter that grows when an ingress comes or goes."""
 
     def __len__(self) -> int:
         return len(self._ingresses)
@@ -30,12 +32,15 @@ class Ingresses:
     def add(self, channel: Channel) -> None:
         """Adds the connection of an ingress, which owns no attempts yet."""
         self._ingresses[channel] = Ingress(channel)
+        self.version += 1
 
     def lost(self, channel: Channel) -> Ingress | None:
         """Removes a closed connection. Returns its ingress with the attempts that it still owns, or None if the
         connection is no ingress's.
         """
-        return self._ingresses.pop(channel, None)
+        lost = self._ingresses.pop(channel, None)
+        self.version += lost is not None
+        return lost
 
     def own(self, channel: Channel, attempt_id: RequestId) -> None:
         """Makes the connection's ingress the owner of the attempt. Raises ValueError if the connection is no

@@ -32,6 +32,7 @@ class Roles:
         thresholds: RegimeThresholds,
     ) -> None:
         self._dispatcher, self._engines = dispatcher, engines
+        self._lends = config.switch_s > 0
         self._watch = RegimeWatch(thresholds)
         self._switcher = RoleSwitcher(config, thresholds)
         self.switches = 0
@@ -40,12 +41,16 @@ class Roles:
     def look(self) -> None:
         """Sends the orders that are due now. An engine that cannot be reached gets its order at a later look."""
         infos = self._engines.infos()
+        # a snapshot costs the router time, and nothing could be ordered
+        if not self._lends and all(info.home_role is None for info in infos):
+            return
         engines = {info.id: Engine(role_of(info.home_role or info.role), workers_of(info)) for info in infos}
         snapshot = self._dispatcher.state.snapshot(clock_s(), ())
         for switch in self._switcher.look(snapshot, self._watch.look(snapshot), engines):
             channel = self._engines.channel(switch.engine_id)
-            if channel is None:
+            if channel is None or not channel.open:
                 continue
             log.info("engine %s is to serve %s: %s", switch.engine_id, switch.role, switch.reason)
-            channel.send(SetRole(switch.role.value))
+            home = engines[switch.engine_id].home
+            channel.send(SetRole(switch.role.value, lent=switch.role is not home))
             self.switches += 1

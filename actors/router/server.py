@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.router.admin import RouterAdmin
+from actors.router.autoscaler import Autoscaler
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
@@ -24,11 +25,12 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.roles import Roles
-from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, worker_of
+from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, standby_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
 from actors.wire.sockets import listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
 from policies.routing.flowkv.regimes import RegimeThresholds
@@ -43,9 +45,11 @@ TICK_S = 0.2
 STATUS_S = 1.0
 FORECAST_S = 0.05
 
-SENDERS = dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine") | {
-    wire.FlowReport: "agent"
-}
+SENDERS = (
+    dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine")
+    | dict.fromkeys((wire.Assign, wire.ScaleAnswered, wire.Standby, wire.LeadsTold), "autoscaler")
+    | {wire.FlowReport: "agent"}
+)
 """Kind of the peers that send a type of message; all other types come from ingresses."""
 
 
@@ -102,12 +106,13 @@ class RouterServer:
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
         )
+        self._autoscaler = Autoscaler(dispatcher, self.engines, self._ingresses, self._stands_by)
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
         self._stale = 0
         self._protocol_errors = 0
         self._silent_peers = dict.fromkeys(
-            ("ingress", "engine", "router", "agent", "worker", "coordinator"), 0
+            ("ingress", "engine", "router", "agent", "worker", "coordinator", "autoscaler"), 0
         )  # by their kind
         self._policy_errors = 0
         self._internal_errors = 0
@@ -124,7 +129,7 @@ class RouterServer:
             self.addresses += (bound,)
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
-        self._tasks += [asyncio.create_task(self._every(STATUS_S, self._roles.look))]
+        self._tasks += [asyncio.create_task(self._every(STATUS_S, self._look_after_roles))]
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
         self._network.start(self._feed)
@@ -146,6 +151,7 @@ class RouterServer:
             server.close()
         self.engines.close("router stops")
         self._ingresses.close("router stops")
+        self._autoscaler.close("router stops")
         remove_sockets(self.addresses)
         if self._forecasts is not None:
             await self._forecasts.stop()
@@ -163,6 +169,8 @@ class RouterServer:
             self._ingresses.add(channel)
             channel.send(self.fleet())
             channel.send(self.status())
+        elif channel.peer.kind == "autoscaler":
+            self._autoscaler.opened(channel)
 
     def _on_close(self, channel: Channel, reason: str) -> None:
         self._protocol_errors += channel.broken
@@ -175,6 +183,7 @@ class RouterServer:
                 self._close(attempt_id, "cancelled", 0)
         self.engines.lost(channel, reason)
         self._flows.lost(channel)
+        self._autoscaler.lost(channel)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -190,23 +199,39 @@ class RouterServer:
             case wire.Transferred():
                 self._transferred(message)
             case wire.Closed():
+                self._autoscaler.closed(message)
                 failed = failure_of(message, clock_s(), self.engines.workers)
-                self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
+                self._close(message.attempt_id, message.outcome, message.output_tokens, failed, message.ended)
             case wire.Adopt():
                 self._adopt(channel, message)
-            case wire.Announce():
-                self.engines.announced(channel, message.info)
-            case wire.Status():
-                self.engines.reported(message)
-            case wire.KvEvents() | wire.KvState():
-                self._kv_change(channel, message)
+            case wire.Announce() | wire.Status() | wire.KvEvents() | wire.KvState():
+                self._from_engine(channel, message)
             case wire.FlowReport():
                 self._flows.reported(channel, message)
                 self.decisions.flowed(message.ended)
             case wire.Admin():
-                channel.send(self._admin.answer(message))
+                self._asked(channel, message)
+            case wire.Assign() | wire.ScaleAnswered() | wire.Standby() | wire.LeadsTold():
+                self._autoscaler.heard(channel, message)
             case _:
                 raise ValueError(f"a router does not take {type(message).__name__}")
+
+    def _asked(self, channel: Channel, message: wire.Admin) -> None:
+        if message.what == "scale":
+            self._autoscaler.asked(channel, message)
+        else:
+            channel.send(self._admin.answer(message))
+
+    def _from_engine(
+        self, channel: Channel, message: wire.Announce | wire.Status | wire.KvEvents | wire.KvState
+    ) -> None:
+        if isinstance(message, wire.Announce):
+            self.engines.announced(channel, message.info, message.duty_for_s)
+            self._autoscaler.announced(message.info)
+        elif isinstance(message, wire.Status):
+            self.engines.reported(message)
+        else:
+            self._kv_change(channel, message)
 
     def _kv_change(self, channel: Channel, message: wire.KvEvents | wire.KvState) -> None:
         worker = self.engines.worker(message.engine_id, message.rank)
@@ -224,7 +249,9 @@ class RouterServer:
         if self._forecasts is not None:
             predicted = self._forecasts.arrived(message, now_s, Needs.LENGTHS in self.dispatcher.needs)
             request = dataclasses.replace(request, predicted_tokens=predicted)
+        self._autoscaler.arrived(request, message.again)
         self._feed(ev.Arrived(now_s, request))
+        self._autoscaler.ring()
 
     def _leased(self, channel: Channel, message: wire.PrefillReported | wire.LeaseRenewed) -> None:
         """Notes that the KV of an attempt is held under a lease, or for longer than before."""
@@ -234,7 +261,7 @@ class RouterServer:
             return
         self._kv_feed.prefilled(self.dispatcher.state.request(message.attempt_id), message.cached_tokens)
         worker = worker_of(message.engine_id or None, message.dp_rank)
-        facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
+        facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker, message.compute_s)
         if not self._fits(ev.PrefillDone(now_s, message.attempt_id, *facts)):
             channel.send(wire.Unknown(message.attempt_id))
 
@@ -260,9 +287,14 @@ class RouterServer:
             channel.send(wire.Unknown(attempt_id))
 
     def _close(
-        self, attempt_id: str, outcome: Outcome, output_tokens: int, failed: ev.AttemptFailed | None = None
+        self,
+        attempt_id: str,
+        outcome: Outcome,
+        output_tokens: int,
+        failed: ev.AttemptFailed | None = None,
+        ended: RequestEnd | None = None,
     ) -> None:
-        """Ends an attempt; `failed` says which engine has failed it."""
+        """Ends an attempt; `failed` says which engine has failed it, and `ended` how its whole request went."""
         if not self._ingresses.disown(attempt_id):
             # the router has rejected this attempt, or it was submitted before the router restarted
             return
@@ -271,7 +303,7 @@ class RouterServer:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
         if failed is not None:
             self._feed(failed)
-        self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens))
+        self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens, ended))
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
         self._ingresses.own(channel, message.submit.attempt_id)
@@ -353,7 +385,8 @@ class RouterServer:
                 self._ingresses.disown(action.attempt_id)
                 if self._forecasts is not None:
                     self._forecasts.closed(action.attempt_id, "rejected", 0, clock_s())
-                owner.send(wire.Reject(action.attempt_id, action.status, action.reason, action.retry_after_s))
+                why = action.reason, action.retry_after_s, action.detail
+                owner.send(wire.Reject(action.attempt_id, action.status, *why))
 
     async def _every(self, period_s: float, what: Callable[[], None]) -> None:
         while True:
@@ -371,6 +404,13 @@ class RouterServer:
             self._feed(event)
         self._forecasts.maintain(clock_s())
 
+    def _look_after_roles(self) -> None:
+        """Reports to the autoscaler, or has idle engines lent by the router's own rule: one decides at a time."""
+        if self._autoscaler.connected:
+            self._autoscaler.observe()
+        else:
+            self._roles.look()
+
     def _tick(self) -> None:
         self._feed(ev.Tick(clock_s()))
         self._kv_feed.tick()
@@ -379,6 +419,11 @@ class RouterServer:
 
     def _policies_changed(self) -> None:
         self._kv_feed.want(Needs.HITS in self.dispatcher.needs)
+        self._broadcast_fleet()
+
+    def _stands_by(self, standby: wire.Standby) -> None:
+        """Takes in that the fleet fell asleep, wakes, or is awake, and tells the ingresses."""
+        self._feed(ev.StandbyChanged(clock_s(), standby_of(standby)))
         self._broadcast_fleet()
 
     def _broadcast_fleet(self) -> None:
@@ -390,7 +435,7 @@ class RouterServer:
 
     def fleet(self) -> wire.Fleet:
         """Returns the message about the fleet that every ingress gets."""
-        return self._report.fleet()
+        return self._report.fleet(self._autoscaler.standby)
 
     def status(self) -> wire.FleetStatus:
         """Returns the message with the figures of the router and its engines that every ingress gets."""
@@ -403,8 +448,10 @@ class RouterServer:
                 "internal_errors": float(self._internal_errors),
                 "protocol_errors": float(self._protocol_errors),
                 "role_switches": float(self._roles.switches),
+                "assignments": float(self._autoscaler.assignments),
             }
             | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
+            self._autoscaler.gauges,
         )
 
 

@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Callable
 
 from actors.wire.kv import unpack_hashes
-from actors.wire.messages import Adopt, Closed, EngineInfo, EngineState, Status, Submit
+from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Standby, Status, Submit
 from policies.dispatch.actions import PrefixFetch
 from policies.request.events import Lend
 from policies.state import events as ev
+from policies.state import standby
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
 
@@ -50,10 +51,6 @@ def place_of(worker: WorkerId) -> tuple[str, int | None]:
     return (engine_id, int(rank)) if engine_id else (worker, None)
 
 
-LEAST_PATIENCE_S = 1.0
-"""Least seconds in which a lease on a lent prefix must stand. ASSUMPTION: a queue of a few prompts at the lender."""
-
-
 def lend_of(prefix: PrefixFetch | None, engine_id: str) -> Lend | None:
     """Returns the order to lend a prefix to the prefill on `engine_id`; None if none is to be fetched. The ranks of one
     engine lend each other nothing, because their answers could not be told apart.
@@ -63,7 +60,13 @@ def lend_of(prefix: PrefixFetch | None, engine_id: str) -> Lend | None:
     lender, rank = place_of(prefix.lender)
     if lender == engine_id:
         return None
-    return Lend(lender, prefix.tokens, max(LEAST_PATIENCE_S, prefix.recompute_s), rank)
+    return Lend(lender, prefix.tokens, prefix.patience_s, rank)
+
+
+def standby_of(told: Standby) -> standby.Standby:
+    """Returns the phase of the fleet that a message tells."""
+    roles = tuple(role_of(role) for role in told.roles)
+    return standby.Standby(standby.Phase(told.phase), roles, told.wake_limit_s, told.reason)
 
 
 _HEALTH: dict[EngineState, Health] = {
@@ -75,9 +78,12 @@ _HEALTH: dict[EngineState, Health] = {
 }
 
 
-def health_of(state: EngineState) -> Health:
-    """Returns the health of an engine's workers by its state; an engine that is starting takes no work yet."""
-    return _HEALTH.get(state, Health.DRAINING)
+def health_of(state: EngineState, duty: Duty) -> Health:
+    """Returns the health of an engine's workers by its state and its duty; an engine that is starting takes no work
+    yet.
+    """
+    health = _HEALTH.get(state, Health.DRAINING)
+    return Health.WARM if health is Health.READY and duty == "warm" else health
 
 
 def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
@@ -100,7 +106,7 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
     each = status.ranks if info.dp_ranks > 1 else [status]
     if len(each) != len(workers):
         raise ValueError(f"engine {info.id} has {len(workers)} ranks, but reports {len(each)}")
-    health = health_of(status.state)
+    health = health_of(status.state, info.duty)
     return [
         ev.EngineStatus(
             now_s, worker, one.running, one.waiting, one.kv_blocks_used * info.block_size_tokens, health, one.swapped,
@@ -160,4 +166,5 @@ def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Re
         avoid=avoid,
         block_hashes=unpack_hashes(message.block_hashes),
         block_tokens=message.block_tokens,
+        waits_since_s=now_s - message.waits_s,
     )

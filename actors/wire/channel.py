@@ -75,7 +75,8 @@ class Identity:
     """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too.
 
     A router has a `generation`, higher than that of each router before it. Its peers tell one another of it, and leave
-    a router that is not the latest. 0 stands for an unknown generation, and such a router is left alone.
+    a router that is not the latest. 0 stands for an unknown generation, and such a router is left alone. Generations of
+    autoscalers are numbered apart; only the router looks at them.
     """
 
     kind: PeerKind
@@ -310,7 +311,9 @@ class Channel(asyncio.Protocol):
         else:
             raise WireError("Prove out of order")
         if self.peer is not None and self._peer_proved:
-            self.me.generations.heard(self.peer.generation)
+            # an autoscaler has generations of its own
+            if self.peer.kind == "router":
+                self.me.generations.heard(self.peer.generation)
             self._established()
 
     def _established(self) -> None:

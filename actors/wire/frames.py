@@ -13,7 +13,7 @@ import msgspec
 from actors.wire.messages import Message
 
 HEADER = struct.Struct(">I")
-PeerKind = Literal["ingress", "router", "engine", "worker", "agent", "coordinator"]
+PeerKind = Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler"]
 """Kinds of processes on the wire. A worker reads KV by the permits of an agent; an agent talks to workers, to other
 nodes' agents, to a coordinator and to the router."""
 

@@ -264,12 +264,13 @@ class StatusQuarantine(TypedDict):
 
 
 class StatusEngine(TypedDict):
-    """One engine; figures that it has not reported yet are null."""
+    """One engine; figures that it has not reported yet are null. A warm engine is ready and gets no requests."""
 
     id: str
     role: Role
     kind: str
     state: EngineState
+    duty: Literal["active", "warm"]
     group: str
     node: str
     slots: int
@@ -302,15 +303,24 @@ class StatusReplica(TypedDict):
     stages: dict[str, int]
 
 
+class StatusSleep(TypedDict):
+    """Engines that may sleep: the phase, the longest time that a wake may take, and why the last one failed."""
+
+    phase: Literal["awake", "asleep", "waking", "failed"]
+    wake_limit_s: float
+    reason: str | None
+
+
 class Status(TypedDict):
     """The fleet as this replica and the router's last report know it; `detail` says why the replica is not ready.
-    `load` is null while no router reports it.
+    `load` is null while no router reports it, and `sleep` is there where engines may sleep.
     """
 
     ready: bool
     detail: str | None
     model: str
     transport: Literal["fast", "plain"]
+    sleep: NotRequired[StatusSleep]
     router: StatusRouter
     load: StatusLoad | None
     engines: list[StatusEngine]
@@ -361,6 +371,110 @@ class PolicyChange(TypedDict, total=False):
     decode: str | PolicyChoice | None
     flow: str | PolicyChoice | None
     dispatch: dict[str, Any] | None
+
+
+class ScaledCounts(TypedDict):
+    """Numbers of serving engines by role."""
+
+    prefill: int
+    decode: int
+    colocated: int
+
+
+class ScalingMove(TypedDict):
+    """One engine's change in the plan of the scaling policy; `engine` is empty for a start."""
+
+    way: Literal["switch", "activate", "start", "deactivate", "stop"]
+    engine: str
+    role: str
+
+
+class ScalingOrder(TypedDict):
+    """The role and the duty that an engine is ordered to have."""
+
+    engine: str
+    role: str
+    duty: str
+
+
+class ScalingPlan(TypedDict):
+    """The wanted engines, the moves towards them, and what of these is ordered now: engines and numbers of replicas."""
+
+    serving: ScaledCounts
+    warm: int
+    moves: list[ScalingMove]
+    engines: list[ScalingOrder]
+    replicas: dict[str, int]
+
+
+class ScaledGroup(TypedDict):
+    """An engine group: its bounds, the wanted number where an administrator has set it, and its engines by duty."""
+
+    name: str
+    role: str
+    min: int
+    max: int
+    keeps_warm: int
+    wanted: int | None
+    replicas: int | None
+    starting: int
+    warm: int
+    active: int
+    draining: int
+
+
+class ScalingPolicy(TypedDict):
+    """The scaling policy by name, with all its parameters."""
+
+    name: str
+    params: dict[str, Any]
+
+
+class ScalingLeads(TypedDict):
+    """Seconds of each way to more capacity by which the policy plans."""
+
+    switch_s: float
+    activate_s: float
+    start_s: float
+
+
+class StartSteps(TypedDict):
+    """Seconds of the five steps in which replicas start: for each the 0.9 quantile of those that were measured."""
+
+    reserve_s: float
+    process_s: float
+    weights_s: float
+    post_load_s: float
+    announce_s: float
+
+
+class Scaling(TypedDict):
+    """The autoscaler's state and its last decision. `held` says why the policy's orders wait; `reasons` show its
+    formula with numbers, and `notes` what came up while they were carried out.
+    """
+
+    mode: Literal["auto", "manual"]
+    by: str | None
+    policy: ScalingPolicy
+    observed_for_s: float | None
+    phase: Literal["awake", "asleep", "waking", "failed"]
+    leads: ScalingLeads | None
+    start_steps: StartSteps | None
+    groups: list[ScaledGroup]
+    held: str | None
+    plan: ScalingPlan | None
+    reasons: list[str]
+    notes: list[str]
+
+
+class ScalingChange(TypedDict, total=False):
+    """An order to the autoscaler: numbers of serving replicas by group, or `auto` to give them back to the policy. With
+    `plan` nothing is changed, and the answer has the plan that the order would make.
+    """
+
+    counts: dict[str, int]
+    mode: Literal["auto"]
+    plan: bool
 
 
 class Explanation(TypedDict):

@@ -108,14 +108,14 @@ def document(served_names: tuple[str, ...], version: str) -> Json:
 _TAGS = {
     "Output": "What OpenAI's clients call.",
     "Operation": "Health, figures and state.",
-    "Administration": "Policies, explanations and the journal. An admin key is needed, unless the server has none and"
-    " is asked from its own machine.",
+    "Administration": "Policies, explanations, the journal and scaling. An admin key is needed, unless the server has"
+    " none and is asked from its own machine.",
 }
 
 _ANSWER_TYPES: tuple[Any, ...] = (
     answers.Error, answers.ChatCompletion, answers.ChatCompletionChunk, answers.Completion, answers.ModelList,
     answers.Live, answers.Ready, answers.Versions, answers.Status, answers.Policies, answers.PolicyChange,
-    answers.Explanation, answers.Journal,
+    answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange,
 )  # fmt: skip
 
 
@@ -189,9 +189,17 @@ def _paths() -> Json:
             "parameters": [tail],
             "get": _admin("journalTail", "Show the last events too", "Journal", 400, 404),
         },
+        "/sluice/admin/scale": {
+            "get": _admin("getScaling", "Show what the autoscaler sees and wants", "Scaling", 404),
+            "put": _admin(
+                "scale", "Set numbers of replicas, or let the policy decide", "Scaling", 400, 404, 413
+            )
+            | {"requestBody": _body("ScalingChange", _SCALE_EXAMPLE)},
+        },
     }
 
 
+_SCALE_EXAMPLE = {"counts": {"decode": 3}}
 _POLICY_EXAMPLE = {"decode": {"name": "netkv", "params": {}}}
 _EXAMPLES = {
     "Chat": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32},

@@ -4,6 +4,8 @@
     PUT  /sluice/admin/policy           {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}
     GET  /sluice/admin/explain/ID       every decision made for a request: ranking, terms, reason, waits
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
+    GET  /sluice/admin/scale            what the autoscaler sees, wants and orders
+    PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"}, and "plan": true to change nothing
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
@@ -29,8 +31,10 @@ from app.ingress.http.reply import Headers, Reply, Request
 from app.profile.file import load_heatmap, shipped
 
 PATH = "/sluice/admin/"
-What = Literal["policy", "set_policy", "explain", "journal"]
-_METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",)}
+What = Literal["policy", "set_policy", "explain", "journal", "scale"]
+_METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",), "scale": ("GET", "PUT")}
+_NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
+"""Error codes of what the router says that it does not have."""
 _PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
@@ -53,10 +57,11 @@ class AdminApi:
         """
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
-        if name not in _METHODS or (name == "policy" and rest) or (name == "explain" and not rest):
+        if name not in _METHODS or (name in ("policy", "scale") and rest) or (name == "explain" and not rest):
             raise ApiError(
                 404,
-                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID and {PATH}journal.",
+                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal and"
+                f" {PATH}scale.",
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
@@ -68,7 +73,7 @@ class AdminApi:
                 self._respond(reply, request_id, 200, answer, [])
             else:
                 message = str(orjson.loads(answer)["message"])
-                code = "decision_not_found" if (what, status) == ("explain", 404) else None
+                code = _NOT_FOUND.get(what) if status == 404 else None
                 error = ApiError(status, message, code=code, retry_after_s=2.0 if status == 503 else None)
                 self._respond(reply, request_id, status, error.body(), error.headers())
 
@@ -132,6 +137,8 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7):
             raise bad_request(f"{rest!r} is no number of events.", "tail")
         return "journal", orjson.dumps({"tail": int(rest or 0)})
+    if name == "scale":
+        return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":
         return "set_policy", _change(request.body)
     return "policy", b""

@@ -183,7 +183,7 @@ class IngressApp:
         if context is None:
             reason = self.connections.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
-        self._intake.check_tools(plan, self.connections.engines())
+        self._intake.check_tools(plan, self.connections.decoding_features())
         size = sum(len(prompt) for prompt in plan.prompts)
         if size <= self.config.offload_prompt_chars:
             tokens = self._intake.encode(plan)

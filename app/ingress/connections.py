@@ -20,6 +20,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from actors.loop_timeout import LoopTicks, Silence
+from actors.router.workers import standby_of
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import (
@@ -39,6 +40,7 @@ from actors.wire.messages import (
     Reject,
     RouteDecode,
     RoutePrefill,
+    Standby,
     Tokens,
     Transfer,
     Transferred,
@@ -55,6 +57,7 @@ from policies.request import troubles
 from policies.request.attempts import attempt_id_of
 from policies.request.life import Life, Limits
 from policies.request.stage import Stage, Task
+from policies.state.standby import AWAKE
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,8 @@ class IngressConnections:
         self.budgeted = 0
         """Attempts under way that count against the retry budget."""
         self.fleet: Fleet | None = None
-        self._was_whole = False
+        self._standby: Standby | None = None
+        self._was_whole = self._was_ready = False
         self.salt = (me.secret or b"sluice")[:64]
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost, partial(self._ended, "engine"))
@@ -194,25 +198,36 @@ class IngressConnections:
 
         Where prefill engines are expected, readiness begins with a colocated engine, or with a prefill and a decode
         engine of one group. After that an engine that decodes is enough, because decode engines compute prompts
-        themselves while the prefill tier is away. Where none are expected, it is enough from the start.
+        themselves while the prefill tier is away. Where none are expected, it is enough from the start. Warm engines
+        begin nothing, but once there has been readiness, one of them is enough: requests wait for it to be activated.
+        Engines that are asleep or woken are ready, because requests wait for them too.
         """
         if self.fleet is None:
             return "the router has not answered yet"
-        infos = [link.info for link in self._engines.all() if link.connected and link.info.state == "ready"]
-        if not infos:
+        if self._asleep() and self._context_tokens is not None:
+            self._was_whole = self._was_ready = True
+            return None
+        ready = [link.info for link in self._engines.all() if link.connected and link.info.state == "ready"]
+        if not ready:
+            if self._standby is not None and self._standby.phase == "failed":
+                return f"the engines do not wake ({self._standby.reason})"
             return "no engine is ready"
+        infos = [info for info in ready if info.duty == "active"]
+        if self._was_ready and len(infos) < len(ready):
+            return None
         groups = {
             role: {i.group for i in infos if i.role == role} for role in ("prefill", "decode", "colocated")
         }
         if groups["colocated"] or groups["prefill"] & groups["decode"]:
             self._was_whole = True
         if not groups["colocated"] and not groups["decode"]:
-            return "no engine that can decode is ready"
+            return "no engine that can decode is ready" + (" and active" if len(infos) < len(ready) else "")
         prefill_expected = (
             any(info.role == "prefill" for info in self.fleet.engines) or self.config.expects_prefill
         )
         if prefill_expected and not self._was_whole:
             return "no prefill engine is ready"
+        self._was_ready = True
         return None
 
     def engines(self) -> list[EngineInfo]:
@@ -224,6 +239,17 @@ class IngressConnections:
         engine.
         """
         return self._context_tokens
+
+    def decoding_features(self) -> list[tuple[str, ...]]:
+        """Returns the features of each engine that decodes; while all sleep, those that they had."""
+        features = [info.features for info in self.engines() if info.role != "prefill"]
+        if not features and self._standby is not None and self._standby.abilities is not None:
+            features = [self._standby.abilities.features] if self._asleep() else []
+        return features
+
+    def standby(self) -> Standby | None:
+        """Returns what the router has told last of the engines' sleep; None if they do not sleep."""
+        return self._standby
 
     def router_connected(self) -> bool:
         """Returns whether this replica is connected to a router."""
@@ -404,8 +430,8 @@ class IngressConnections:
                 decode = ev.RouteDecode(message.engine_id, message.dp_rank, message.kv_due_s)
                 self._happens(message.attempt_id, decode)
             case Reject():
-                rejected = ev.Reject(message.status, message.reason, message.retry_after_s)
-                self._happens(message.attempt_id, rejected)
+                why = message.reason, message.retry_after_s, message.detail
+                self._happens(message.attempt_id, ev.Reject(message.status, *why))
             case Unknown():
                 self._happens(message.attempt_id, ev.Unknown())
             case FleetStatus():
@@ -421,9 +447,15 @@ class IngressConnections:
         self.fleet = fleet
         engines = fleet.engines
         self._engines_are([self._as_seen_here(info) for info in engines] if self._local.is_open else engines)
-        # a router that has just restarted may know no engine yet
+        # a router that has just restarted may know no engine yet, and has not heard of a sleep
         if engines:
             self._context_tokens = min(info.max_model_len for info in engines)
+        if fleet.standby is not None and fleet.standby != self._standby:
+            self._standby = fleet.standby
+            if self._local.is_open:
+                self._local.stands_by(standby_of(fleet.standby))
+        if self._context_tokens is None and self._standby is not None and self._standby.abilities is not None:
+            self._context_tokens = self._standby.abilities.context_tokens
         if self._handover_s is None:
             self._handover_s = 0.0
         self._hand_over()
@@ -475,20 +507,30 @@ class IngressConnections:
     def _decide_here(self) -> None:
         """Opens this replica's own router, and tells it of every request."""
         told = self.fleet_status.ingresses if self.fleet_status is not None else 0
-        self._local.open(self._reachable(), max(self.config.replicas, told))
+        standby = AWAKE if self._standby is None else standby_of(self._standby)
+        self._local.open(self._reachable(), max(self.config.replicas, told), standby)
         self._introduce()
 
     def _hand_over(self) -> None:
-        """Leaves the decisions to the connected router as soon as it knows the engines, or enough of them."""
+        """Leaves the decisions to the connected router as soon as it knows the engines, or enough of them, or that all
+        of them sleep.
+        """
         if not self._local.is_open or self._handover_s is None or self.fleet is None:
             return
         ours = {engine.info.id for engine in self._reachable() if engine.ready}
         theirs = {info.id for info in self.fleet.engines if info.state == "ready"}
         waited = self._handover_s > HANDOVER_S
+        if self._asleep() and not ours:
+            # only an autoscaler can wake an engine, and this router has not heard of one yet
+            waited = self.fleet.standby is not None
         if (theirs and ours <= theirs) or (waited and (ours & theirs or not ours)):
             self._local.close()
             self._engines_are(self.fleet.engines)
             self._introduce()
+
+    def _asleep(self) -> bool:
+        """Returns whether engines that are not there come when a request arrives."""
+        return self._standby is not None and self._standby.phase in ("asleep", "waking")
 
     def _introduce(self) -> None:
         """Tells the router that decides from now on of every request."""

@@ -235,10 +235,11 @@ class HttpExchange:
         requests.closed(self)
         metrics = requests.metrics
         metrics.answered(code, self.plan.terms.request_class)
+        request_class = self.plan.terms.request_class
         if self._first_s is not None:
-            metrics.ttft.observe(self._first_s - self._started_s)
+            metrics.ttft.labels(request_class).observe(self._first_s - self._started_s)
         if code == 200:
-            metrics.e2e.observe(requests.connections.now_s() - self._started_s)
+            metrics.e2e.labels(request_class).observe(requests.connections.now_s() - self._started_s)
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode())]

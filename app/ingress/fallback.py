@@ -4,6 +4,9 @@ It is the dispatcher of the real router (`policies.dispatch`), so the same rules
 limits, requests that find no room wait in order of priority and arrival, and what waits too long or is one too many is
 rejected. It hears the messages that the real router would hear, and answers with the same events.
 
+A warm engine gets nothing from it either: it is for the router's autoscaler to activate. While all engines sleep,
+requests wait for a router to come back and hear of them, because nothing else would wake an engine.
+
 It knows this replica's requests only. Each replica of the ingress therefore counts on an equal share of every engine's
 slots and KV (at least one slot), so that all replicas together keep within what the engines have. It knows neither
 the engines' reports nor where prompts are cached; it joins the shortest queue.
@@ -16,7 +19,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.router.workers import adopted_of, failure_of, place_of, request_of, ups, worker_of, workers_of
+from actors.router.workers import (
+    adopted_of,
+    failure_of,
+    health_of,
+    place_of,
+    request_of,
+    ups,
+    worker_of,
+    workers_of,
+)
 from actors.wire.messages import (
     Adopt,
     Closed,
@@ -35,7 +47,8 @@ from policies.request.stage import Task
 from policies.routing.base import PolicyError
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
-from policies.state.views import Health, WorkerId
+from policies.state.standby import AWAKE, Standby
+from policies.state.views import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +100,24 @@ class LocalRouter:
         """Whether this router decides now."""
         return self._dispatcher is not None
 
-    def open(self, engines: Iterable[Reachable], replicas: int) -> None:
-        """Begins to decide, as one of `replicas` ingresses that do. It knows no request yet."""
+    def open(self, engines: Iterable[Reachable], replicas: int, standby: Standby = AWAKE) -> None:
+        """Begins to decide, as one of `replicas` ingresses that do, in a fleet of this phase. It knows no request
+        yet.
+        """
         policy = JoinShortestQueue()
         self._dispatcher = Dispatcher(self._limits, policy, policy)
         self._share, self._known = max(1, replicas), {}
+        self._feed(ev.StandbyChanged(self._now_s(), standby))
         self.engines(engines)
 
     def close(self) -> None:
         """Forgets everything, also what it has decided and not yet answered."""
         self._dispatcher = None
         self._answers.clear()
+
+    def stands_by(self, standby: Standby) -> None:
+        """Takes in the phase of the fleet."""
+        self._feed(ev.StandbyChanged(self._now_s(), standby))
 
     def engines(self, engines: Iterable[Reachable]) -> None:
         """Takes in which engines there are. Engines that are unchanged cost nothing."""
@@ -122,7 +142,13 @@ class LocalRouter:
                 self._feed(ev.Arrived(now_s, request_of(message, now_s, self._workers(message.avoid))))
             case PrefillReported():
                 worker = worker_of(message.engine_id or None, message.dp_rank)
-                facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
+                facts = (
+                    now_s + message.lease_s,
+                    message.kv_bytes,
+                    message.cached_tokens,
+                    worker,
+                    message.compute_s,
+                )
                 if not self._feed(ev.PrefillDone(now_s, message.attempt_id, *facts)):
                     self._say(message.attempt_id, life.Unknown())
             case LeaseRenewed():
@@ -154,7 +180,7 @@ class LocalRouter:
             slots=max(ranks, info.slots // self._share),
             kv_blocks=max(ranks, info.kv_blocks // self._share),
         )
-        health = Health.READY if engine.ready else Health.DRAINING
+        health = health_of("ready" if engine.ready else "draining", info.duty)
         for up in ups(mine, health, now_s):
             self._feed(up)
             if new:
@@ -187,7 +213,7 @@ class LocalRouter:
                     self._decided("decode")
                     self._say(action.attempt_id, life.RouteDecode(engine_id, rank, action.kv_due_s))
                 case Reject():
-                    rejected = life.Reject(action.status, action.reason, action.retry_after_s)
+                    rejected = life.Reject(action.status, action.reason, action.retry_after_s, action.detail)
                     self._say(action.attempt_id, rejected)
         return True
 

@@ -50,6 +50,14 @@ ROUTER: dict[str, Metric] = _listed(
         "Whether this is the load regime of the fleet (FlowKV): `normal`, `imbalanced` or `extreme`.", "regime"),
     (r"load_score_(\w+)", "load score",
         "Mean load score of the nodes of a role: 0 is idle, about 1 is full, more means a queue.", "role"),
+    (r"lead_seconds_(\w+)", "seconds",
+        "Time that a way to more capacity takes, by which the autoscaler plans: `start` of a replica, `activate` of a "
+        "warm engine, `switch` of a role. It is the 0.9 quantile of the last 64 ones, and a guess before the first.",
+        "way"),
+    (r"start_step_seconds_(\w+)", "seconds",
+        "Time of each step in which replicas start, the 0.9 quantile of the last 64 starts that the autoscaler knows: "
+        "`reserve` (placement, the replica's process), `process` (the engine's processes and imports), `weights`, "
+        "`post_load` (KV blocks, a dummy request), `announce`.", "step"),
     ("load_idle_workers", "workers", "Workers that are idle enough to take on the other role."),
     ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
     ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),
@@ -65,6 +73,7 @@ ROUTER: dict[str, Metric] = _listed(
         "Bandwidth of a tier as learnt from the transfers between its pairs of nodes.", "tier"),
     ("flow_agents", "agents", "Agents of nodes that permit KV transfers and are connected to the router."),
     ("flow_open", "flows", "KV flows that the agents hold or have permitted."),
+    ("flow_held", "flows", "KV flows that wait for a permit with nothing on its way."),
     ("flow_workers", "workers", "Workers that read KV by the agents' permits."),
     ("flow_unscheduled_share", "share of 1", "Share of all KV reads of which a part was posted without a permit."),
     ("predictor_model_in_use", "0 or 1", "Whether the predictor uses a fitted model."),
@@ -93,6 +102,7 @@ ROUTER: dict[str, Metric] = _listed(
         "Connections to the router that ended because a message could not be taken: its kind is unknown, its shape is "
         "wrong, or its handler failed."),
     ("role_switches", "orders", "Orders to an engine to serve another role, or its own again (FlowKV's role switch)."),
+    ("assignments", "orders", "Orders of the autoscaler to an engine about its role and duty that were passed on."),
     (r"silent_peers_(\w+)", "connections",
         "Connections that the router ended because nothing came from the peer, or it read nothing, for some seconds.",
         "peer"),
@@ -126,6 +136,13 @@ ROUTER: dict[str, Metric] = _listed(
         "KV reads of which workers posted a part without a permit, by reason: `silent` and `agent_lost` (nothing was "
         "heard from the agent), `bound` (the lease or the request would have ended), `refused`.", "reason"),
     ("flow_unscheduled_bytes", "bytes", "Bytes that workers posted without a permit."),
+    (r"flow_alone_reads_(\w+)", "flows",
+        "KV reads from another node whose agent was not asked for permits, by reason: `no_agent` (not connected), "
+        "`silent`, `agent_lost`, `refused`; the reader's agent ordered them alone.", "reason"),
+    ("flow_returned_permits", "permits",
+        "Permits of another node's agent that were given back because the reader's own port was full."),
+    (r"flow_lent_(\w+)", "count",
+        "What an agent did for other nodes' agents, which share its egress port: its totals by their names.", "what"),
     ("flow_protocol_errors", "connections", "Connections of workers that an agent ended because of a bad message."),
     ("predictor_outcomes", "requests", "Ended requests from which the predictor learnt."),
     ("predictor_outcomes_censored", "requests",
@@ -160,6 +177,9 @@ ENGINES: dict[str, Metric] = _listed(
     ("leases", "leases", "Finished prefills whose KV waits to be pulled."),
     ("quarantined", "workers",
         "Workers of the engine (its data-parallel ranks, or itself) that the router has in quarantine."),
+    (r"start_seconds_(\w+)", "seconds",
+        "Time of each step in which the engine has started: `process` (processes and imports), `weights`, `post_load` "
+        "(KV blocks, a dummy request), `announce`.", "step"),
 ) | _listed(
     "engine", counter, "_total",
     ("prefill_tokens", "tokens", "Prompt tokens that the engine computed."),
@@ -182,9 +202,19 @@ ENGINES: dict[str, Metric] = _listed(
     ("kv_feed_errors", "errors",
         "Failures of the engine's feed of KV events, after each of which its prefix cache was announced anew."),
     ("preemptions", "preemptions", "Running requests that the engine set back for want of KV blocks."),
+    ("collectives", "collectives", "Collectives between the nodes of a sim engine's instance."),
+    ("collective_s", "seconds", "Durations of those collectives, added up."),
+    ("reuse_wait_s", "seconds", "Time for which layer groups of a sim engine waited for a lent prefix."),
+    ("step_s", "seconds", "Durations of the engine's steps, added up, as far as they are known."),
+    ("prefill_steps", "steps", "Steps of known duration that computed prompts."),
+    ("prefill_step_tokens", "tokens", "Prompt tokens that those steps computed."),
+    ("decode_steps", "steps", "Steps of known duration that decoded."),
+    ("decode_step_seqs", "sequences", "Sequences of those steps, added up."),
+    ("decode_step_kv_tokens", "tokens", "KV tokens of the sequences of those steps, added up."),
 )  # fmt: skip
 """Metrics by the name that an engine reports; totals count from the engine's start."""
 
+_START = r"start_seconds_(\w+)"
 _SHOWN_OTHERWISE = frozenset({"kv_blocks_total", "kv_blocks_used", "kv_blocks_free"})
 """Names among an engine's totals that the gauges above show already."""
 
@@ -279,6 +309,10 @@ def _add_engines(figures: _Figures, status: FleetStatus, infos: list[EngineInfo]
     held = Counter(quarantined.engine_id for quarantined in status.quarantined)
     for info in infos:
         figures.add(ENGINES["quarantined"], held[info.id], info.id, info.role)
+        for step in ("process", "weights", "post_load", "announce"):
+            took_s = None if info.started is None else getattr(info.started, f"{step}_s")
+            if took_s is not None:
+                figures.add(ENGINES[_START], took_s, info.id, info.role, step)
     for one in status.statuses:
         where = (one.engine_id, roles.get(one.engine_id, "unknown"))
         figures.add(ENGINES["running"], one.running, *where)

@@ -1,9 +1,8 @@
 """Turns a plan into tokens: checks the model's name, renders the chat template, and tokenises the prompts."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from actors.wire.messages import EngineInfo
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError, bad_request
 from app.api.plan import Plan
@@ -26,11 +25,10 @@ class Intake:
             message = f"The model '{plan.model}' is not served here; there is {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def check_tools(self, plan: Plan, engines: Iterable[EngineInfo]) -> None:
-        """Raises `ApiError` 400 if tool calls are asked for and no engine parses them. Where nothing is left that could
-        decode, the request waits as any other does.
+    def check_tools(self, plan: Plan, decoders: Sequence[tuple[str, ...]]) -> None:
+        """Raises `ApiError` 400 if tool calls are asked for and no engine parses them, by the features of each engine
+        that decodes. Where nothing is left that could decode, the request waits as any other does.
         """
-        decoders = [info.features for info in engines if info.role != "prefill"]
         if (
             plan.engine_chat is not None
             and decoders

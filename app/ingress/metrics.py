@@ -20,9 +20,11 @@ from prometheus_client import (
     generate_latest,
 )
 
+from policies.request.ended import RequestEnd
 from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
+from policies.request.terms import Terms
 
 # Counters are shown without their `_created` series.
 disable_created_metrics()
@@ -55,9 +57,9 @@ STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 TRANSFER_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
-def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S) -> Metric:
+def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S, *labels: str) -> Metric:
     """Returns a histogram of durations; `buckets` are upper bounds in seconds."""
-    return Metric(name, "histogram", "seconds", text, buckets=buckets)
+    return Metric(name, "histogram", "seconds", text, labels, buckets)
 
 
 INGRESS: tuple[Metric, ...] = (
@@ -69,9 +71,28 @@ INGRESS: tuple[Metric, ...] = (
         "code", "class", "model",
     ),
     gauge("sluice_in_flight", "requests", "Requests for output that this replica is answering now."),
-    seconds("sluice_ttft_seconds", "Time from the receipt of a request to the first token of its answer."),
-    seconds("sluice_tpot_seconds", "Mean time per output token after the first, for each finished prompt.", STEP_S),
-    seconds("sluice_e2e_seconds", "Time from the receipt of a request to the end of its answer, for answers with 200."),
+    seconds(
+        "sluice_ttft_seconds",
+        "Time from the receipt of a request to the first token of its answer.",
+        LATENCY_S, "class",
+    ),
+    seconds(
+        "sluice_tpot_seconds",
+        "Mean time per output token after the first, for each finished prompt, however many engines served it.",
+        STEP_S, "class",
+    ),
+    seconds(
+        "sluice_e2e_seconds",
+        "Time from the receipt of a request to the end of its answer, for answers with 200.",
+        LATENCY_S, "class",
+    ),
+    counter(
+        "sluice_slo_requests_total",
+        "requests",
+        "Prompts with a latency objective that ended, by class and result: `met`, `ttft` or `tpot` (the objective that "
+        "was missed, TTFT if both were), `rejected`, `expired`, `failed`. A client that left counts nowhere.",
+        "class", "result",
+    ),
     seconds("sluice_queue_seconds", "Time that a prompt waited for its prefill, at the router and inside the engine."),
     seconds("sluice_prefill_seconds", "Time that an engine took to compute a prompt."),
     seconds("sluice_pool_wait_seconds", "Time that a finished prefill waited in the prompt pool for a decode engine."),
@@ -163,6 +184,7 @@ class IngressMetrics:
         self.ttft = self._histogram("sluice_ttft_seconds")
         self.tpot = self._histogram("sluice_tpot_seconds")
         self.e2e = self._histogram("sluice_e2e_seconds")
+        self.slo_requests = self._counter("sluice_slo_requests_total")
         self.queue = self._histogram("sluice_queue_seconds")
         self.prefill = self._histogram("sluice_prefill_seconds")
         self.pool_wait = self._histogram("sluice_pool_wait_seconds")
@@ -231,9 +253,14 @@ class IngressMetrics:
         if times.first_s is not None and times.last_s is not None:
             decode_s = times.last_s - times.first_s
             self.decode.observe(decode_s)
-            per_choice = life.output_tokens / life.choices
-            if per_choice > 1:
-                self.tpot.observe(decode_s / (per_choice - 1))
+
+    def ended(self, end: RequestEnd, terms: Terms) -> None:
+        """Counts the end of a whole request, and what became of its objectives; call exactly once per prompt."""
+        if end.outcome == "finished" and end.tpot_s is not None:
+            self.tpot.labels(end.request_class).observe(end.tpot_s)
+        result = end.result(terms)
+        if result is not None:
+            self.slo_requests.labels(end.request_class, result).inc()
 
     def _counter(self, name: str) -> Counter:
         return Counter(name, _BY_NAME[name].help, _BY_NAME[name].labels, registry=self.registry)

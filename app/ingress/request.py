@@ -33,6 +33,7 @@ from app.ingress.connections import Connected, IngressConnections
 from policies.engine_model.blocks import block_hashes
 from policies.request import events as ev
 from policies.request.effects import Blame, Failure
+from policies.request.ended import RequestEnd, Tally
 from policies.request.life import Life
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
@@ -92,13 +93,15 @@ class IngressRequest(Connected):
     choices that this request generates: all of its prompt's, or one of them after a migration.
     """
 
-    __slots__ = ("_cached_tokens", "_client", "_connections", "parts", "spec")
+    __slots__ = ("_cached_tokens", "_client", "_connections", "_tally", "parts", "spec")
 
     def __init__(
         self, spec: RequestSpec, parts: list[Choice], client: Client, connections: IngressConnections
     ) -> None:
         super().__init__(connections.limits, spec.terms, spec.arrived_s, spec.choices)
         self.spec, self.parts, self._client, self._connections = spec, parts, client, connections
+        # shared with the requests into which this one is split; None once this part has ended
+        self._tally: Tally | None = Tally(spec.terms.request_class, spec.arrived_s, spec.choices)
         # those of the first attempt with output; None before its end
         self._cached_tokens: int | None = None
 
@@ -111,6 +114,8 @@ class IngressRequest(Connected):
         """Ends the request, whatever its stage. Idempotent; a request that has not begun never begins."""
         if self.attempt_id:
             self.on(ev.Cancel(), self._connections.now_s())
+        else:
+            self._tell_end("cancelled")
 
     @property
     def cached_tokens(self) -> int:
@@ -128,6 +133,26 @@ class IngressRequest(Connected):
     def forget(self, outcome: Outcome) -> None:
         self._connections.forget(self)
         self._connections.metrics.closed(self, len(self.spec.tokens), outcome)
+        self._tell_end(outcome)
+
+    def _tell_end(self, outcome: Outcome) -> None:
+        """Tells the router how the whole request went, if that is still to be told: it has rejected the last attempt,
+        or never got it.
+        """
+        ended = self._ends(outcome)
+        if ended is not None:
+            self._connections.to_router(Closed(self.attempt_id, outcome, self.attempt_tokens, ended=ended))
+
+    def _ends(self, outcome: Outcome) -> RequestEnd | None:
+        """Returns how the whole request went if its last part ends with this attempt, once; else None."""
+        tally = self._tally
+        if self.goes_on or tally is None:
+            return None
+        self._tally = None
+        ended = tally.ends(outcome, self.times.first_s, self.times.last_s, self.output_tokens)
+        if ended is not None:
+            self._connections.metrics.ended(ended, self.spec.terms)
+        return ended
 
     def may_retry(self) -> bool:
         connections = self._connections
@@ -157,9 +182,12 @@ class IngressRequest(Connected):
     def split(self) -> Sequence[Life]:
         first, *rest = (choice for choice in self.parts if choice.finish is None)
         others = []
+        assert self._tally is not None
+        self._tally.split(len(rest), sum(choice.tokens for choice in self.parts if choice.finish is not None))
         for choice in rest:
             other = IngressRequest(self.spec, [choice], self._client, self._connections)
             other.branch_of(self, choice.tokens)
+            other._tally = self._tally
             # the prompt's are counted once
             other._cached_tokens = 0
             if choice.tokens:
@@ -226,6 +254,7 @@ class IngressRequest(Connected):
                 done.cached_tokens,
                 self.prefill_engine or "",
                 self.prefill_rank,
+                done.compute_s,
             )
         )
 
@@ -233,10 +262,16 @@ class IngressRequest(Connected):
         self._connections.to_router(LeaseRenewed(self.attempt_id, lease_s))
 
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
-        self._connections.to_router(Closed(self.attempt_id, outcome, self.attempt_tokens, *(blame or ())))
+        # an engine that rejects a request finds fault with the request, and did not serve it badly
+        ended = self._ends("cancelled" if outcome == "rejected" else outcome)
+        engine_id, task, code = blame or (None, None, None)
+        self._connections.to_router(
+            Closed(self.attempt_id, outcome, self.attempt_tokens, engine_id, task, code, ended)
+        )
 
     def _submit(self) -> Submit:
         spec, connections = self.spec, self._connections
+        now_s = connections.now_s()
         hashes, block_tokens = b"", 0
         # an adopted request whose prompt is computed is not routed by its prefix any more
         if self.stage in (Stage.QUEUED, Stage.LENDING, Stage.PREFILLING):
@@ -249,7 +284,7 @@ class IngressRequest(Connected):
             max_tokens=max(1, spec.max_tokens - self.carried_tokens),
             slots=self.choices,
             terms=spec.terms._replace(priority=self._priority()) if self.migrations else spec.terms,
-            age_s=connections.now_s() - spec.arrived_s,
+            age_s=now_s - spec.arrived_s,
             avoid=self.avoid,
             hints=hints_of(spec, connections.config.served_names[0], connections.salt)
             if wants_hints
@@ -258,6 +293,8 @@ class IngressRequest(Connected):
             block_tokens=block_tokens,
             client_request_id=spec.client_request_id,
             resumed_tokens=self.carried_tokens,
+            again=self.attempts > 0,
+            waits_s=now_s - self.waits_since_s,
         )
 
     def _priority(self) -> int:

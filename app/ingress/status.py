@@ -3,7 +3,9 @@
 import os
 from typing import Any
 
-from actors.wire.messages import EngineInfo, FleetLoad, Quarantined, Status
+import msgspec
+
+from actors.wire.messages import EngineInfo, FleetLoad, FlowAgentStatus, Quarantined, Standby, Status
 from app.ingress.connections import IngressConnections
 from app.ingress.open_requests import OpenRequests
 from policies.request.stage import Stage
@@ -21,6 +23,7 @@ def status_of(
     fleet = connections.fleet
     policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None
     here_decides = connections.decides_here()
+    standby = connections.standby()
     here = {stage.value: 0 for stage in Stage if stage is not Stage.DONE}
     for request in connections.live.values():
         here[request.stage.value] += 1
@@ -29,6 +32,7 @@ def status_of(
         "detail": connections.ready(),
         "model": connections.config.served_names[0],
         "transport": transport,
+        **({"sleep": _sleep(standby)} if standby is not None and standby.wake_limit_s else {}),
         "router": {
             "connected": connections.router_connected(),
             "policy": policy,
@@ -36,6 +40,7 @@ def status_of(
         },
         "load": _load(report.load) if report and report.load and not here_decides else None,
         "engines": [_engine(info, statuses.get(info.id), held.get(info.id, [])) for info in infos],
+        **({"flow": _flow(report.flows)} if report and report.flows and not here_decides else {}),
         "requests": {
             "in_flight": report.in_flight if report and not here_decides else len(connections.live),
             "queued": report.queued if report and not here_decides else here["queued"],
@@ -52,10 +57,36 @@ def status_of(
     }
 
 
+def _sleep(standby: Standby) -> dict[str, Any]:
+    """Returns the phase of engines that may sleep, and why they do not wake."""
+    return {
+        "phase": standby.phase,
+        "wake_limit_s": standby.wake_limit_s,
+        "reason": standby.reason or None,
+    }
+
+
 def _load(load: FleetLoad) -> dict[str, Any]:
     scores = {"prefill": load.prefill, "decode": load.decode}
     shown = {role: None if score is None else round(score, 4) for role, score in scores.items()}
     return {"regime": load.regime, **shown, "idle": list(load.idle)}
+
+
+def _flow(agents: tuple[FlowAgentStatus, ...]) -> dict[str, Any]:
+    """Returns the flow agents, and the sums of what they hold and have granted."""
+    return {
+        "policy": agents[0].policy,
+        "held": sum(agent.held for agent in agents),
+        "granted": sum(agent.granted for agent in agents),
+        "agents": [
+            {
+                **msgspec.structs.asdict(agent),
+                "unscheduled_share": round(agent.unscheduled_share, 4),
+                "bytes_per_s": {port: round(value) for port, value in agent.bytes_per_s.items()},
+            }
+            for agent in agents
+        ],
+    }
 
 
 def _engine(info: EngineInfo, status: Status | None, held: list[Quarantined]) -> dict[str, Any]:
@@ -64,6 +95,7 @@ def _engine(info: EngineInfo, status: Status | None, held: list[Quarantined]) ->
         "role": info.role,
         "kind": info.kind,
         "state": info.state,
+        "duty": info.duty,
         "group": info.group,
         "node": info.node,
         "slots": info.slots,

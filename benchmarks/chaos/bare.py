@@ -10,6 +10,7 @@ sim engines can be served: their process may be forked from one that has importe
 import argparse
 import asyncio
 import ctypes
+import dataclasses
 import gc
 import itertools
 import json
@@ -30,10 +31,13 @@ from actors.engine.registry import ENGINES
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
 from actors.flow.agent import FlowAgent
+from actors.flow.coordinator import Coordinator
+from actors.flow.directory import FixedDirectory
 from actors.options import from_options
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
-from app.config import AppConfig, EngineGroupConfig, parse
+from app.config import AppConfig, parse
+from app.groups import EngineGroupConfig
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
@@ -54,6 +58,8 @@ PROBE_S = 1.0
 
 NODE = "local"
 """Name of the one node of all engines."""
+FLOW_NODES = {"prefill": "lenders", "decode": "readers"}
+"""Names of the two nodes of engines by their role where reads are scheduled: a read needs permits of both agents."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -78,7 +84,8 @@ class Application:
         self._config = config
         self._directory = Path(config.wire.socket_dir)
         self._router = self._directory / "router.json"
-        self._agent = f"unix:{self._directory}/flow.sock"
+        self._agents = {node: (f"unix:{self._directory}/flow-{node}.sock",) for node in FLOW_NODES.values()}
+        self._coordinator = f"unix:{self._directory}/flow-coordinator.sock"
         self._generations = itertools.count(1)
         self._generation = 0
 
@@ -86,7 +93,8 @@ class Application:
         """Returns all processes of the application."""
         found = [Slot("Router", self._run_router)]
         if self._config.flow.enabled:
-            found.append(Slot("FlowAgentActor", self._run_agent))
+            found.append(Slot("FlowCoordinatorActor", self._run_coordinator))
+            found += [Slot("FlowAgentActor", self._run_agent(node)) for node in self._agents]
         for group in self._config.engines:
             title = "".join(part.capitalize() for part in group.name.split("-")) + "Engine"
             found += [Slot(title, self._engine(group)) for _ in range(group.replicas)]
@@ -120,17 +128,34 @@ class Application:
         half.replace(self._router)
         await asyncio.Event().wait()
 
-    async def _run_agent(self) -> None:
-        """Serves the node's flow agent at the same address in each of its lives."""
-        me = Identity("agent", f"agent-{uuid.uuid4().hex[:8]}")
-        agent = FlowAgent(me, NODE, frozenset({NODE}), self._config.flow.agent_config(), self._find)
-        await agent.start([self._agent])
+    async def _run_coordinator(self) -> None:
+        """Serves the coordinator of both agents, at the same address in each of its lives."""
+        config = self._config.flow.agent_config()
+        me = Identity("coordinator", f"coordinator-{uuid.uuid4().hex[:8]}")
+        coordinator = Coordinator(me, config.drop_share, config.arbiter_config().port_bytes_per_s)
+        await coordinator.start([self._coordinator])
         await asyncio.Event().wait()
+
+    def _run_agent(self, node: str) -> Part:
+        """Returns what serves a node's flow agent at the same address in each of its lives."""
+
+        async def run() -> None:
+            me = Identity("agent", f"agent-{uuid.uuid4().hex[:8]}")
+            config = dataclasses.replace(self._config.flow.agent_config(), coordinator=self._coordinator)
+            directory = FixedDirectory(self._agents)
+            agent = FlowAgent(me, node, frozenset(self._agents), config, self._find, directory)
+            await agent.start(list(self._agents[node]))
+            await asyncio.Event().wait()
+
+        return run
 
     def _engine(self, group: EngineGroupConfig) -> Part:
         async def run() -> None:
             engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
-            flow = {"flow_agent": self._agent, "flow_node": NODE} if self._config.flow.enabled else {}
+            flow = {}
+            if self._config.flow.enabled:
+                node = FLOW_NODES[group.role]
+                flow = {"flow_agent": self._agents[node][0], "flow_node": node}
             config = group.engine.engine_config(engine_id, "sim", "sim", **flow)
             me = Identity("engine", engine_id)
             server = EngineServer(

@@ -99,6 +99,9 @@ class Harmer:
             "slow": Order(slow=10.0),
             "fail": Order(fail="kv_load" if fault.draw % 2 else "internal"),
             "stall": Order(stalled=True),
+            "cut": Order(cut=True),
+            "expire": Order(expire=True),
+            "swap": Order(swap=True),
         }
         assert member.engine_id is not None
         give(self._orders, member.engine_id, orders[fault.kind.action])

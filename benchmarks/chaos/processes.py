@@ -21,6 +21,7 @@ PART_OF = {
     "core": "core",
     "worker": "worker",
     "flow agent": "agent",
+    "flow coordinator": "coordinator",
 }
 """The part of a process by the role that `benchmarks.live.proctree` reads in its command line."""
 

@@ -4,7 +4,18 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PARTS = ("prefill", "decode", "router", "ingress", "controller", "proxy", "core", "worker", "agent")
+PARTS = (
+    "prefill",
+    "decode",
+    "router",
+    "ingress",
+    "controller",
+    "proxy",
+    "core",
+    "worker",
+    "agent",
+    "coordinator",
+)
 ENGINES = ("prefill", "decode")
 
 
@@ -59,9 +70,19 @@ SIM = (
 of engines first; what is rare still comes ten times in a thousand.
 """
 
-FLOW = (Kind("kill", "agent", 3.0), _stop("agent", 3.0))
-"""The faults of the flow agent, beside the others, where reads of KV are scheduled. It is the only one: while it is
-away, reads go on without permits.
+FLOW = (
+    Kind("kill", "agent", 3.0),
+    _stop("agent", 3.0),
+    Kind("kill", "coordinator", 1.0),
+    _stop("coordinator", 1.0),
+    Kind("cut", "decode", 2.0, 5.0, 5.0),
+    Kind("expire", "prefill", 2.0, 5.0, 5.0),
+    Kind("swap", "prefill", 2.0, 5.0, 5.0),
+)
+"""The faults of flow scheduling, beside the others, where reads of KV are scheduled. Both agents may be away at once:
+reads go on without permits then. Without the coordinator each orders alone. A decode engine's links are cut for 5 s; a
+prefill engine's leases end at once, or its handles name the KV of other prompts. Kills of engines, which meet reads and
+chunks on their way, are among the other faults.
 """
 
 VLLM = (

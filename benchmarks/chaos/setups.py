@@ -72,7 +72,8 @@ def sim_setup(
 ) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
 
-    With `flow` an agent schedules the reads of KV, which share a link of each prefill engine.
+    With `flow` an agent schedules the reads of KV, which share a link of each prefill engine. With `bare` there are
+    two, one for the prefill and one for the decode engines, and a coordinator; each read needs the permits of both.
     """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
@@ -97,7 +98,7 @@ def sim_setup(
     if not bare:
         parts |= {"controller": 1, "proxy": 1}
     if flow:
-        parts |= {"agent": 1}
+        parts |= {"agent": 2, "coordinator": 1} if bare else {"agent": 1}
     kinds = [kind for kind in (*SIM, *FLOW) if role_of(kind.part) in parts]
     return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, bare)
 

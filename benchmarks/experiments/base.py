@@ -13,6 +13,7 @@ An experiment is a module with
 - `compare(results)`: rows of paper | ours. May be called with few seeds, never with a variant missing.
 - `plots(results)`: matplotlib figures by file name; `benchmarks.plots` has the style.
 - optionally `SEEDS = (full, quick)`: how many seeds by default, else (5, 2).
+- optionally `SEEDS_FROM`: the first seed, else 0; for an experiment that was set up while earlier ones were seen.
 - optionally `ALSO_STORED`: names of measures that the results file keeps although no row and no plot reads them.
 
 A results file keeps, seed by seed, what `compare` and `plots` have read, and nothing else: every row and plot can be

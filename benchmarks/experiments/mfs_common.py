@@ -58,6 +58,8 @@ SLO = 3.0  # MFS 6.1
 DECODE_S = 0.001
 # Requests whose prefixes are known before the run begins.
 HISTORY = 3_000
+# Seeds below it were looked at while the experiments were set up; reports are of others.
+SEEDS_FROM = 10
 RIVALS = ("fair", "sjf", "edf", "karuna")
 LATE = "mfs-late"
 POLICIES = (*RIVALS, "mfs", LATE)
@@ -164,7 +166,7 @@ def config(model: str, work: str, policy: str, rate: float, **more: Any) -> dict
     - `instances`: prefill instances, else 2; `groups`: layer groups, else 8
     - `requests`: measured requests, else 1,024; `warmup`: requests before them, else 512
     - `isolated`: collectives have ports of their own ("w/o contention")
-    - `params` of the policy; `permits`: (chunk_s, window, delay_s, whole_reads) instead of ideal switches
+    - `params` of the policy; `permits`: the fields of `Permits` in order, instead of ideal switches
     - `trace`: the published trace of a workload named mooncake-...
     - `pattern` of collectives, else "ring"; `drop_budget` of Algorithm 1
     """

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments.base import Results, Row, Variant
-from benchmarks.experiments.mfs_common import MOONCAKE, POLICIES, named, run_one
+from benchmarks.experiments.mfs_common import MOONCAKE, POLICIES, SEEDS_FROM, named, run_one
 from benchmarks.experiments.mfs_rates import attainments, over_rivals, sustained
 from benchmarks.workloads.catalog import available, or_excerpt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
+__all__ = ["SEEDS", "SEEDS_FROM", "SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "MFS on Llama3-8B with sequence parallelism: attainment by rate on Mooncake's prompts"
 SEEDS = (3, 1)

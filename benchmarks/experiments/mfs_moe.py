@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments.base import Results, Row, Variant
-from benchmarks.experiments.mfs_common import POLICIES, named, run_one
+from benchmarks.experiments.mfs_common import POLICIES, SEEDS_FROM, named, run_one
 from benchmarks.experiments.mfs_rates import attainments, over_rivals, sustained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
+__all__ = ["SEEDS", "SEEDS_FROM", "SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "MFS on mixture-of-experts models: attainment by rate under five flow policies, 256 prefill GPUs"
 SEEDS = (3, 1)

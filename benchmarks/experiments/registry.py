@@ -20,7 +20,15 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "flowkv_roles": "benchmarks.experiments.flowkv_roles",
+    "lend_prefixes": "benchmarks.experiments.lend_prefixes",
     "scale": "benchmarks.experiments.scale",
+    "scaling_tuning": "benchmarks.experiments.scaling_tuning",
+    "scaling_diurnal": "benchmarks.experiments.scaling_diurnal",
+    "scaling_ratio_shift": "benchmarks.experiments.scaling_ratio_shift",
+    "scaling_burst": "benchmarks.experiments.scaling_burst",
+    "scaling_steady": "benchmarks.experiments.scaling_steady",
+    "scaling_fork": "benchmarks.experiments.scaling_fork",
+    "scaling_scale": "benchmarks.experiments.scaling_scale",
     "defaults": "benchmarks.experiments.defaults",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",
     "netkv_load": "benchmarks.experiments.netkv_load",
@@ -44,7 +52,7 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 def place(name: str) -> str:
     """Returns the path of an experiment's results file in the folder of all results; its plots lie beside it."""
-    for family in ("netkv", "mfs"):
+    for family in ("netkv", "mfs", "scaling"):
         if name.startswith(f"{family}_"):
             return f"{family}/{name}.json"
     return f"{name}.json"

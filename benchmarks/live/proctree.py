@@ -23,6 +23,7 @@ _NAMES = [
         (r"^ray::ServeReplica:[^:]+:Decode\w*Engine\b", "decode"),
         (r"^ray::ServeReplica:[^:]+:Colocated\w*Engine\b", "colocated"),
         (r"^ray::(ServeReplica:[^:]+:Flow)?AgentActor\b", "flow agent"),
+        (r"^ray::(ServeReplica:[^:]+:Flow)?CoordinatorActor\b", "flow coordinator"),
         (r"^ray::ServeReplica:[^:]+:(\w+)", "replica {}"),
         (r"^ray::ServeController", "serve controller"),
         (r"^ray::(HTTP)?Proxy", "serve proxy"),

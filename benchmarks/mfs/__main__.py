@@ -13,6 +13,7 @@ has 16 sim engines on this machine: one sends to all others over one simulated l
 import argparse
 import asyncio
 import contextlib
+import json
 import statistics
 import sys
 import tempfile
@@ -28,7 +29,16 @@ from benchmarks.live.kept import Parts
 from benchmarks.live.machine import LIVE_CODE
 from benchmarks.mfs import link, report
 from benchmarks.mfs.drive import Ask, Client, Promise
-from benchmarks.mfs.engines import UNSCHEDULED, OneMachine, OnLink, Setup, Sizes, StartError, running
+from benchmarks.mfs.engines import (
+    AGENTS,
+    UNSCHEDULED,
+    OneMachine,
+    OnLink,
+    Setup,
+    Sizes,
+    StartError,
+    running,
+)
 from benchmarks.mfs.workload import KINDS, Arrival, Kind, Workload, arrivals, rate
 from benchmarks.results_io import write_text
 
@@ -80,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefill_kv_gib=args.prefill_kv_gib,
             decode_kv_gib=args.decode_kv_gib,
             bytes_per_s=args.mbit * 1e6 / 8,
+            arbiter=args.arbiter,
         ),
     )
     facts, begun_s = machine.facts(MODULE, CODE), time.monotonic()
@@ -290,7 +301,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     default, sizes = Workload(), Sizes()
     parser.add_argument("--setup", choices=("link", "sim"), default="link", help="default: %(default)s")
     parser.add_argument(
-        "--policies", nargs="+", default=[UNSCHEDULED, "edf", "mfs"], help="default: %(default)s"
+        "--policies",
+        nargs="+",
+        choices=(UNSCHEDULED, *AGENTS),
+        default=[UNSCHEDULED, "edf", "mfs", "mfs-u4"],
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--loads",
@@ -309,6 +324,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--decode-kv-gib", type=float, default=sizes.decode_kv_gib, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--arbiter", type=json.loads, default={}, help="fields of the agent's ArbiterConfig, as a JSON object"
     )
     parser.add_argument("--out", default=str(OUT), help="folder of the result")
     return parser.parse_args(argv)

@@ -25,6 +25,18 @@ from benchmarks.mfs.link import DEVICE, Pair
 
 UNSCHEDULED = "unscheduled"
 SECRET = "a secret of the benchmark's"
+AGENTS: Mapping[str, Mapping[str, Any]] = {
+    "edf": {"policy": "edf"},
+    "mfs": {"policy": "mfs"},
+    "mfs-u4": {"policy": "mfs", "params": {"scale": 4.0}},
+    "fair": {"policy": "fair"},
+    "sjf": {"policy": "sjf"},
+    "karuna": {"policy": "karuna"},
+}
+"""The configuration of the flow agent by the names of the command line. `mfs` has the thresholds that MFS prints (U =
+0.5, E = 4): a read is at the highest level as soon as it needs an eighth of the link, which here all do from the start.
+With U = 4 Q_1 is 1, and a read comes there only when it needs all of it.
+"""
 START_S = 600.0
 END_S = 60.0
 
@@ -38,7 +50,7 @@ class Sizes:
     """Numbers and sizes of the engines. A decode engine reads at most `slots` prompts at once.
 
     `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s` are those of vLLM engines; `bytes_per_s` is the bandwidth of
-    the sim engines' link.
+    the sim engines' link; `arbiter` has fields of the agent's `ArbiterConfig`.
     """
 
     decodes: int = 2
@@ -49,6 +61,7 @@ class Sizes:
     decode_kv_gib: float = 2.0
     read_timeout_s: float = 300.0
     bytes_per_s: float = 50e6
+    arbiter: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +152,18 @@ def running(
 ) -> Iterator[Running]:
     """Runs engines and agent for the time of a block, and yields when all are ready.
 
-    `policy` is a flow policy's name, or UNSCHEDULED: then there is no agent, and every read is posted at once.
+    `policy` is a name in AGENTS, or UNSCHEDULED: then there is no agent, and every read is posted at once.
     Raises StartError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = ["prefill-0", *(f"decode-{n}" for n in range(sizes.decodes))]
     begun_s = time.monotonic()
     try:
-        agent = "" if policy == UNSCHEDULED else _agent(setup, folder, policy)
+        agent = (
+            ""
+            if policy == UNSCHEDULED
+            else _agent(setup, folder, {**AGENTS[policy], "arbiter": sizes.arbiter})
+        )
         started = []
         for number, name in enumerate(names):
             role = name.partition("-")[0]
@@ -215,14 +232,14 @@ def _cores(engines: int) -> list[tuple[int, ...]]:
     return [(cores[0],), *([(cores[1],)] * (engines - 1))]
 
 
-def _agent(setup: Setup, folder: Path, policy: str) -> str:
+def _agent(setup: Setup, folder: Path, config: Mapping[str, Any]) -> str:
     """Starts the flow agent of the decode engines' node, where all reads are submitted, and returns its address.
 
     It orders both ports of every read; the prefill engine only lends, and submits nothing.
     """
     address, log = f"unix:{folder}/agent.sock", folder / "agent.log"
     command = [sys.executable, "-m", "actors.flow.host", "--node", "decode", "--knows", "prefill"]
-    command += ["--listen", address, "--config", json.dumps({"policy": policy})]
+    command += ["--listen", address, "--config", json.dumps(config)]
     _wait_line(log, "ready ", setup.start("decode", command, log))
     return address
 

@@ -1,5 +1,5 @@
-"""Measures the arbiter's events among many waiting flows: a chunk that ends and the permit that follows, an arrival, an
-order between requests.
+"""Measures the arbiter's events among many waiting flows: a chunk that ends and the permit that follows, an arrival,
+an order between requests and its making.
 
 The flows of a row keep their number: whichever ends is replaced by another, outside the measured time. Their sizes,
 stages and deadlines are drawn, so that they are of all levels and are promoted under way.
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from actors.flow.orders import OrderBook
 from benchmarks.decisions.measure import Timing, timed
 from policies.flow.arbiter import Arbiter
-from policies.flow.base import Flow, Stage
+from policies.flow.base import FixedPorts, Flow, Stage
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import Done, FlowEvent, Ordered, Permit, Submitted
 from policies.flow.registry import flow_policy
@@ -120,6 +121,25 @@ class Load:
             yield partial(self._hear, event)
 
 
+def orders_made(flows: int, calls: int, seed: int) -> Iterator[Callable[[], object]]:
+    """Yields calls that make an order of P2D transfers alone by Algorithm 1, more than their ports can move in time."""
+    rng, book, ports = random.Random(seed), OrderBook(drop_share=0.1), FixedPorts(PORT_BYTES_PER_S)
+    for number in range(flows):
+        flow = Flow(
+            flow_id=f"f{number}",
+            request_id=f"r{number}",
+            batch=f"b{number // 8}",
+            stage=Stage.P2D,
+            source=f"s{rng.randrange(16)}",
+            target=f"t{rng.randrange(16)}",
+            size=int(rng.lognormvariate(17.0, 1.0)),
+            due_s=rng.uniform(0.01, 0.001 * flows),
+        )
+        book.arrived(flow, 0.0)
+    for _ in range(calls):
+        yield partial(book.order, ports, 0.0)
+
+
 def rows(flows: int, calls: int, seed: int) -> Iterator[Timing]:
     """Yields the timing of each row."""
     for policy in ("mfs", "fair", "sjf", "edf"):
@@ -129,5 +149,6 @@ def rows(flows: int, calls: int, seed: int) -> Iterator[Timing]:
     usual = SHAPES[0]
     yield timed(f"flow arrives, mfs, {flows} flows", Load("mfs", flows, usual, seed).arrivals(calls))
     yield timed(f"requests ordered, mfs, {flows} flows", Load("mfs", flows, usual, seed).orders(calls // 10))
+    yield timed(f"order made, {flows} flows", orders_made(flows, max(5, calls // 100), seed))
     journalled = Load("mfs", flows, usual, seed, journal=True)
     yield timed(f"chunk ends, with journal, mfs, {flows} flows", journalled.chunks(calls))

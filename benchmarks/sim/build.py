@@ -107,6 +107,15 @@ def build_engines(
     return workers, groups + [BarrierGroup(kernel, members, meter) for members in barriers.values()]
 
 
+def build_worker(
+    spec: EngineSpec, name: str, node: str, kernel: Kernel, owner: Owner, meter: Meter, record_kv: bool
+) -> Worker:
+    """Builds one engine of the kind `spec`, which steps alone, at `node`; it draws its NICs."""
+    worker = Worker(name, node, None, spec, owner, record_kv)
+    StepGroup(kernel, [worker], meter)
+    return worker
+
+
 def hashes_of(work: WorkloadRequest, engines: Sequence[EngineSpec], reuse: bool = False) -> tuple[int, ...]:
     """Returns the hashes of the prompt's full blocks in the engines' block size.
 

@@ -18,10 +18,12 @@ from benchmarks.sim.build import Links, build_engines, build_flows, hashes_of
 from benchmarks.sim.built import note
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Meter, Worker
+from benchmarks.sim.fleet import Fleet
 from benchmarks.sim.forecasts import Forecasts
 from benchmarks.sim.ingress import Ingress, SimRequest
 from benchmarks.sim.kernel import Kernel
-from benchmarks.sim.kv_store import home_of
+from benchmarks.sim.lending import Loan
+from benchmarks.sim.links import KvNetwork
 from benchmarks.sim.pull import Pull, ScheduledPull, Transfer
 from benchmarks.sim.records import RequestRecord, RunResult
 from benchmarks.sim.reports import Reports
@@ -29,6 +31,8 @@ from benchmarks.sim.roles import Roles, announcement
 from benchmarks.sim.staged import StagedGroup
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
+from policies.flow.base import Stage
+from policies.flow.stages import home_of
 from policies.journal.lines import JournalWriter
 from policies.request.stage import Outcome
 from policies.routing.base import Needs
@@ -95,6 +99,7 @@ class Cluster:
             self.workers,
             self,
             self._start_pull,
+            self._start_fetch,
             self._on_kv_events,
             block_tokens=max(sizes, default=0),
         )
@@ -112,7 +117,8 @@ class Cluster:
         self._roles = (
             None if config.roles is None else Roles(config.roles, self.kernel, self.workers, hop_s, self.feed)
         )
-        self._kv_seq = dict.fromkeys(self.workers, 0)
+        self._fleet = None if config.scaling is None else self._build_fleet()
+        self._kv_seq: Counter[str] = Counter()
         self._records: list[RequestRecord] = []
         # Ids of the measured requests that have not ended.
         self._measured: set[str] = set()
@@ -125,6 +131,13 @@ class Cluster:
         self.tier_bytes: Counter[int] = Counter()
         self._peaks = {"queue": 0.0, "pool": 0.0, "in_flight": 0.0}
 
+    @property
+    def network(self) -> KvNetwork:
+        """The network between the engines, for flows other than those of requests. Raises ValueError without one."""
+        if self._links.network is None:
+            raise ValueError("the simulation has no network: set `network` to a Fabric")
+        return self._links.network
+
     # ------------------------------------------------------------------------------------------------------- running
 
     def run(self) -> RunResult:
@@ -132,6 +145,8 @@ class Cluster:
         config, kernel, control = self.config, self.kernel, self.config.control
         for worker in self.workers.values():
             self.feed(announcement(worker, worker.spec.role, 0.0))
+        if self._fleet is not None:
+            self._fleet.begin()
         self._reports.status()
         self._every(control.status_s, self._reports.status)
         self._every(control.tick_s, self._tick)
@@ -141,6 +156,8 @@ class Cluster:
         if self._roles is not None and config.roles is not None:
             roles = self._roles
             self._every(config.roles.every_s, lambda: roles.look(self.dispatcher.state))
+        if self._fleet is not None and config.scaling is not None:
+            self._every(config.scaling.every_s, self._fleet.look)
         if config.network is not None and config.network.oracle_s is not None:
             self._refresh_oracle()
             self._every(config.network.oracle_s, self._refresh_oracle)
@@ -150,6 +167,19 @@ class Cluster:
         self._next_arrival()
         kernel.run()
         return self._result()
+
+    def _build_fleet(self) -> Fleet:
+        return Fleet(
+            self.config,
+            self.kernel,
+            self.ingress,
+            self.meter,
+            self._groups,
+            self._reports,
+            self.dispatcher,
+            lambda source, target: 0 if (net := self._links.network) is None else net.tier(source, target),
+            self.feed,
+        )
 
     def _every(self, period_s: float, what: Callable[[], None]) -> None:
         def again() -> None:
@@ -202,6 +232,8 @@ class Cluster:
             group.settle()
         if self._links.network is not None:
             self._links.network.mark()
+        if self._fleet is not None:
+            self._fleet.measure()
         self.meter.measuring = True
 
     def _close_window(self) -> None:
@@ -210,6 +242,8 @@ class Cluster:
         for group in self._groups:
             group.settle()
         self._reports.count_imbalance()
+        if self._fleet is not None:
+            self._fleet.close()
         if self._links.network is not None:
             self._link_use = self._links.network.link_use()
         self.meter.measuring = False
@@ -242,6 +276,9 @@ class Cluster:
             self.kernel.stop()
 
     def _result(self) -> RunResult:
+        models = [worker.model for worker in self.workers.values()]
+        if self._fleet is not None:
+            models += self._fleet.gone
         return RunResult(
             requests=self._records,
             steps=self.meter.stats,
@@ -251,12 +288,18 @@ class Cluster:
             tier_bytes=dict(self.tier_bytes),
             decisions=dict(self.decisions),
             flows=None if self._flows is None else self._flows.driver.stats,
+            fleet=None if self._fleet is None else self._fleet.stats,
             peaks=self._peaks
             | ({} if self._roles is None else {"role_switches": float(self._roles.switches)})
             | {
                 "stale_events": float(self.stale),
                 "retries": float(self.ingress.retries),
-                "preemptions": float(sum(w.model.preemptions_total for w in self.workers.values())),
+                "loans": float(self.ingress.loans.stats.asked),
+                "prefixes_read": float(self.ingress.loans.stats.reads),
+                "prefixes_failed": float(self.ingress.loans.stats.failed),
+                "prefix_bytes": float(self.ingress.loans.stats.read_bytes),
+                "prefill_tokens": float(sum(model.prefill_tokens_total for model in models)),
+                "preemptions": float(sum(model.preemptions_total for model in models)),
             },
         )
 
@@ -277,23 +320,34 @@ class Cluster:
         for action in actions:
             self.decisions[_label(action, self.dispatcher)] += 1
             self.ingress.act(action)
+        if self._fleet is not None and isinstance(event, ev.Arrived):
+            self._fleet.ring()
 
     def predicted(self, request: SimRequest, now_s: float) -> float | None:
         """Returns the expected output tokens of an arriving request, or None where the router does not predict them."""
-        return (
+        expected = (
             None
             if self._forecasts is None
             else self._forecasts.arrived(request, now_s, Needs.LENGTHS in self.dispatcher.needs)
         )
+        if self._fleet is not None and not request.attempts:
+            record = request.record
+            slos = record.ttft_slo_s, record.tpot_slo_s
+            self._fleet.arrived(record.request_class, record.prompt_tokens, expected, slos)
+        return expected
 
     def closed(self, request: SimRequest, outcome: Outcome, tokens: int) -> None:
         """Tells the predictor that an attempt of `request` has ended with `outcome` after `tokens` output tokens."""
         if self._forecasts is not None:
             self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)
+        if self._fleet is not None:
+            self._fleet.attempt_ended(request, outcome)
 
     def ended(self, request: SimRequest) -> None:
         """Counts a request that has ended, and ends the run where it was the last."""
         self._ended += 1
+        if self._fleet is not None:
+            self._fleet.ended(request)
         record = request.record
         if record.tier is not None and request.work.request_id in self._measured:
             self.tier_bytes[record.tier] += record.transfer_bytes
@@ -363,6 +417,35 @@ class Cluster:
         pull.release(released)
         return pull
 
+    def _start_fetch(self, loan: Loan, reader: Worker, n_bytes: int, on_done: Callable[[], None]) -> Transfer:
+        """Starts to move a lent prefix, whole. As a scheduled flow it has the relative layer index that vLLM's has: the
+        number of requests before its own in the reader's queue.
+        """
+        links, key = self._links.of(reader.spec), f"{loan.request.attempt_id}/lent"
+        fetch: Transfer
+        if self._flows is None:
+            fetch = Pull(links, loan.lender, reader, n_bytes, key, 1, on_done)
+        else:
+
+            def ended(arrived: bool) -> None:
+                if arrived:
+                    on_done()
+
+            fetch = ScheduledPull(
+                self._flows.driver,
+                loan.lender.node,
+                reader.node,
+                n_bytes,
+                loan.request.attempt_id,
+                1,
+                lambda: (loan.request.attempt_id, None, 0.0),
+                ended,
+                Stage.REUSE,
+                reader.n_waiting,
+            )
+        fetch.release(1)
+        return fetch
+
     def _terms_of(self, request: SimRequest) -> Callable[[], tuple[str, float | None, float]]:
         """Returns a function of a flow's batch, the seconds until the request's KV is due, and the seconds that its
         prefill still computes. The KV is due when the decode engine's first step can still be in time.
@@ -377,7 +460,7 @@ class Cluster:
 
         def terms() -> tuple[str, float | None, float]:
             slo_s, staged = record.ttft_slo_s, request.staged
-            due_s = None if slo_s is None else record.arrived_s + slo_s - first_s - self.kernel.now_s
+            due_s = None if slo_s is None else request.waits_since_s + slo_s - first_s - self.kernel.now_s
             compute_s = 0.0
             if request.layers[0] < request.layers[1] and isinstance(source.group, StagedGroup):
                 compute_s = source.group.left_s()

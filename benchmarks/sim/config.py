@@ -3,11 +3,13 @@
 Each part checks its values when it is constructed, and raises a ValueError that names the wrong one.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from benchmarks.sim.fleet_setup import FleetSetup
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.links import KvNetwork
 from policies.dispatch.dispatcher import DispatchConfig
@@ -251,13 +253,15 @@ class RoleSwitching:
 class Permits:
     """Flows by permit, as in the live system: chunks that take `chunk_s` seconds at the port's rate, of which at most
     `window` are posted at a port. The message of a permit, and that of a chunk's end, take `delay_s` each. With
-    `whole_reads`, one permit covers all that is left of a flow while no other waits at its ports (the live default).
+    `whole_reads`, one permit covers all that is left of a flow while its ports have no other, up to `whole_at_most_s`
+    seconds at the port's rate (None: any). The defaults are the live ones (`policies.flow.config`).
     """
 
     chunk_s: float = 0.010
     window: int = 2
     delay_s: float = 0.0
     whole_reads: bool = True
+    whole_at_most_s: float | None = 0.030
 
     def __post_init__(self) -> None:
         _require(
@@ -266,6 +270,10 @@ class Permits:
                 (self.chunk_s > 0, f"chunk_s is {self.chunk_s}: must be > 0"),
                 (self.window >= 1, f"window is {self.window}: must be >= 1"),
                 (self.delay_s >= 0, f"delay_s is {self.delay_s}: must be >= 0"),
+                (
+                    self.whole_at_most_s is None or self.whole_at_most_s > 0,
+                    f"whole_at_most_s is {self.whole_at_most_s}: must be > 0 or None",
+                ),
             ],
         )
 
@@ -322,6 +330,8 @@ class SimConfig:
     forecasts: Forecasting | None = None
     # Without it every engine keeps the role of its spec.
     roles: RoleSwitching | None = None
+    # Without it the number of engines is fixed.
+    scaling: FleetSetup | None = None
     flows: FlowSetup | None = None
     seed: int = 0
     warmup_s: float = 0.0
@@ -343,6 +353,24 @@ class SimConfig:
                     "engines with layers, a barrier or no prefill queue cannot switch roles",
                 ),
                 (
+                    self.roles is None or self.scaling is None,
+                    "roles and scaling both decide on roles: give one of them",
+                ),
+                (
+                    self.scaling is None or len({_kind(spec) for spec in self.engines}) == 1,
+                    "with scaling all engines must be alike but for name, role, count and place",
+                ),
+                (
+                    self.scaling is None
+                    or all(not e.barrier and e.layers is None and e.prefill_queue for e in self.engines),
+                    "engines with layers, a barrier or no prefill queue cannot be scaled",
+                ),
+                (
+                    not self.dispatch.lend_prefixes
+                    or all(e.layers is None and e.prefill_queue for e in self.engines),
+                    "engines with layers or without a prefill queue lend no prefixes: leave lend_prefixes off",
+                ),
+                (
                     self.flows is None or self.network is not None,
                     "flows are scheduled on a network: set `network` to a Fabric",
                 ),
@@ -350,3 +378,8 @@ class SimConfig:
                 (self.measure_s is None or self.measure_s > 0, f"measure_s is {self.measure_s}: must be > 0"),
             ],
         )
+
+
+def _kind(spec: EngineSpec) -> EngineSpec:
+    """Returns what is left of an engine group without its name, role, number and places."""
+    return dataclasses.replace(spec, name="", role=Role.PREFILL, count=1, nodes=(), nics=(), spans=())

@@ -24,7 +24,7 @@ from benchmarks.sim.records import StepStats
 from policies.engine_model.blocks import BlockPool, Change
 from policies.engine_model.leases import LeaseTable, renewal_s, tokens_too_many
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
-from policies.state.views import Role
+from policies.state.views import Health, Role
 
 # Kernel priority of the beginning of a step: it comes after everything that arrives at the same instant.
 BEGIN = 10
@@ -70,6 +70,8 @@ class Worker:
         )
         self.leases = LeaseTable(spec.lease_s)
         self.decodes = spec.role is not Role.PREFILL
+        # As it announces and reports it.
+        self.health = Health.READY
         self.group: StepGroup
         # Sequences whose KV has arrived; the next step makes their first token.
         self._fresh: list[Sequence] = []

@@ -9,8 +9,7 @@ A flow is submitted when its data exists (stages 2 and 3) or is known to be need
 time is computed again at the first multiple of `FlowSetup.promote_s` after that, and when its group of layers ends, as
 MFS promotes at layer boundaries and at fixed intervals (4.5).
 
-The ideal switches know B(1-rho) of a port as its capacity less the mean load of the last second; the arbiter learns it
-from its chunks.
+The ideal switches know B(1-rho) of a port (`KnownPorts`); the arbiter learns it from its chunks.
 """
 
 import math
@@ -23,11 +22,9 @@ from benchmarks.sim.config import FlowSetup
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.network.flows import Flow as NetworkFlow
 from benchmarks.sim.network.network import Network
+from benchmarks.sim.network.topology import Link
 from policies.flow.base import Flow, FlowState, Place, Stage
 from policies.flow.registry import flow_policy
-
-LOAD_S = 1.0
-"""Seconds over which the load of ports is measured."""
 
 
 @dataclass(slots=True)
@@ -85,30 +82,38 @@ class FlowDriver(Protocol):
         """Takes a new order between requests (Algorithm 1)."""
 
 
-class MeasuredPorts:
-    """B(1-rho) by port: its capacity less the mean load of the last full second, at least a tenth of it."""
+class KnownPorts:
+    """B(1-rho) of a pair of nodes: what the slower of their ports gives to scheduled flows.
+
+    rho is the share of other tenants (`network.background`). Scheduled flows are no part of it, as in the live arbiter,
+    which learns the throughput that a port has reached and divides own concurrency out (`policies.flow.ports`). Its
+    estimate comes to the same where a flow's own ports are the bottleneck; it falls short where others are, which only
+    `ByPermit` shows.
+    """
 
     def __init__(self, network: Network) -> None:
-        self._capacity = network.topology.class_bytes_per_s["nic"]
-        self._since_s = 0.0
-        self._bytes: dict[tuple[str, bool], int] = {}
-        self._load: dict[tuple[str, bool], float] = {}
-
-    def sent(self, source: str, target: str, n_bytes: int) -> None:
-        """Counts bytes that have passed the two ports."""
-        for port in ((source, True), (target, False)):
-            self._bytes[port] = self._bytes.get(port, 0) + n_bytes
-
-    def now(self, now_s: float) -> None:
-        """Closes the second, or the seconds, that have ended by now."""
-        seconds = now_s - self._since_s
-        if seconds >= LOAD_S:
-            self._load = {port: n / seconds / self._capacity for port, n in self._bytes.items()}
-            self._since_s, self._bytes = now_s, {}
+        self._network = network
+        self._links: dict[tuple[str, str], tuple[tuple[Link, ...], tuple[Link, ...]]] = {}
 
     def rate(self, source: str, target: str) -> float:
-        load = max(self._load.get((source, True), 0.0), self._load.get((target, False), 0.0))
-        return self._capacity * max(0.1, 1.0 - load)
+        """Returns B(1-rho) in bytes/s; a flow has one NIC of each node, so the mean of a node's NICs counts."""
+        found = self._links.get((source, target))
+        if found is None:
+            found = self._links[source, target] = self._between(source, target)
+        return min(sum(map(self._residual, links)) / len(links) for links in found)
+
+    def _residual(self, link: Link) -> float:
+        return link.bytes_per_s * (1.0 - self._network.background_share(link.name))
+
+    def _between(self, source: str, target: str) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+        topology = self._network.topology
+        here, there = topology.node(source), topology.node(target)
+        if source == target:
+            made = ([here.nvlink], [here.nvlink])
+        else:
+            made = (list(here.nics_up), list(there.nics_down))
+        up, down = (tuple(topology.links[i] for i in links if i is not None) for links in made)
+        return up, down
 
 
 class IdealSwitches:
@@ -120,7 +125,7 @@ class IdealSwitches:
         self.stats = FlowStats()
         self._policy = flow_policy(setup.policy[0], setup.policy[1])
         self._promote_s, self._kernel, self._network = setup.promote_s, kernel, network
-        self._measuring, self._ports = measuring, MeasuredPorts(network)
+        self._measuring, self._ports = measuring, KnownPorts(network)
         self._number = 0
         self._live: dict[int, Sent] = {}
         self._red: dict[str, float] = {}
@@ -134,7 +139,6 @@ class IdealSwitches:
         state.pruned = flow.request_id in self._pruned
         sent = Sent(state, on_done, weight)
         self._live[state.number] = sent
-        self._ports.now(now_s)
         place = self._policy.place(state, self._ports, now_s)
         state.stand(place)
         sent.moving[0] = self._network.start(
@@ -178,7 +182,6 @@ class IdealSwitches:
         if left == 0:
             return
         state.left = min(state.left, left)
-        self._ports.now(now_s)
         place = self._policy.place(state, self._ports, now_s)
         state.stand(place)
         self._network.set_priority(sent.moving[0], strict_level(state))
@@ -196,9 +199,7 @@ class IdealSwitches:
             sent.timer = self._kernel.at(at_s, lambda: self._place(sent))
 
     def _done(self, sent: Sent) -> None:
-        flow = sent.state.flow
         self._end(sent)
-        self._ports.sent(flow.source, flow.target, flow.size)
         count_ended(self.stats, sent, self._kernel.now_s, self._measuring())
         sent.on_done()
 

@@ -10,7 +10,6 @@ the same. The simulation deviates in these points:
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
 - An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
-- No prefix is lent from one engine to another; what it costs to compute one anew is what a failed loan costs live.
 - An engine reports only the first and the last token of its output, so no gap between tokens is too long.
 """
 
@@ -23,6 +22,7 @@ from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Worker
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.kv_store import Staged
+from benchmarks.sim.lending import Loan, Loans, StartFetch
 from benchmarks.sim.pull import Transfer
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
@@ -67,13 +67,14 @@ class SimRequest(Life):
 
     `seq` is the sequence that an engine works on. `generated` counts the tokens from before a preemption that sent the
     request back to the router; they are part of its prompt now. `layers` is (layer groups whose KV may be sent, all
-    layer groups). `staged` is what a scheduled request's flows need to know of its prefill (`SimConfig.flows`). `unfit`
-    is the failure of an engine that can never hold the request; it becomes an event once the work has been sent.
+    layer groups). Its prompt is computed since `computing_from_s`. `staged` is what a scheduled request's flows need to
+    know of its prefill (`SimConfig.flows`). `loan` is the prefix that another engine lends it. `unfit` is the failure
+    of an engine that can never hold the request; it becomes an event once the work has been sent.
     """
 
     __slots__ = (
-        "_ingress", "_timer", "decode", "generated", "hashes", "layers", "lease", "prefill", "pull", "record", "seq",
-        "staged", "submit_in_s", "unfit", "work",
+        "_ingress", "_timer", "computing_from_s", "decode", "generated", "hashes", "layers", "lease", "loan",
+        "prefill", "pull", "record", "seq", "staged", "submit_in_s", "unfit", "work",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +96,9 @@ class SimRequest(Life):
         self.seq: Sequence | None = None
         self.pull: Transfer | None = None
         self.staged: Staged | None = None
+        self.loan: Loan | None = None
         self.layers = (1, 1)
+        self.computing_from_s = 0.0
         self.lease: str | None = None
         self.unfit: life_events.EngineFailed | None = None
 
@@ -140,7 +143,21 @@ class SimRequest(Life):
         if self._timer is not None:
             self._timer.cancel()
         kernel = self._ingress.kernel
-        self._timer = None if at_s == math.inf else kernel.at(at_s, lambda: self.wake(kernel.now_s))
+        self._timer = None if at_s == math.inf else kernel.at(at_s, self._wakes)
+
+    def _wakes(self) -> None:
+        self.wake(self._ingress.kernel.now_s)
+        self.report_unfit()
+
+    def report_unfit(self) -> None:
+        """Handles the failure of an engine to which the request was sent and that can never hold it."""
+        while (failed := self.unfit) is not None:
+            self.unfit = None
+            self.on(failed, self._ingress.kernel.now_s)
+
+    def told_by_engine(self, event: life_events.Event) -> None:
+        """Takes the report of an engine; the life has its event when the message that follows it reaches an engine."""
+        self._ingress.later(VIA_INGRESS, self, lambda: self._ingress.happens(self, event))
 
     def refused(self, event: object) -> None:
         self._ingress.refused += 1
@@ -161,7 +178,14 @@ class SimRequest(Life):
             now_s = ingress.kernel.now_s
             lease_until_s = now_s + done.lease_s
             ingress.router.feed(
-                ev.PrefillDone(now_s, attempt_id, lease_until_s, done.kv_bytes, done.cached_tokens)
+                ev.PrefillDone(
+                    now_s,
+                    attempt_id,
+                    lease_until_s,
+                    done.kv_bytes,
+                    done.cached_tokens,
+                    compute_s=done.compute_s,
+                )
             )
 
         ingress.later(VIA_INGRESS, self, tell)
@@ -190,8 +214,8 @@ class SimRequest(Life):
     # -------------------------------------------------------------------------------------------------- engines
 
     def send_lend(self, lend: life_events.Lend, left_s: float) -> bool:
-        """Lends nothing: the prefill computes the whole prompt."""
-        return False
+        self._ingress.loans.lend(self, lend)
+        return True
 
     def send_prefill(self, route: life_events.RoutePrefill, left_s: float) -> bool:
         worker = self._ingress.workers[route.engine_id]
@@ -199,7 +223,17 @@ class SimRequest(Life):
         self.record.prefill_worker = worker.name
         self.prefill = worker
         seq = Sequence(self.prompt_tokens, 0, self.hashes, self.terms.priority, True, owner=self)
-        self._add(worker, seq, "prefill")
+        if self.loan is None or self.lent is None:
+            self._add(worker, seq, "prefill")
+            return True
+        # it is queued when the prefix has been read
+        self._take(worker, seq)
+
+        def queue() -> None:
+            if self.seq is seq:
+                self._add(worker, seq, "prefill")
+
+        self._ingress.loans.read(self.loan, worker, seq, queue)
         return True
 
     def send_decode(self, route: life_events.RoutePrefill | life_events.RouteDecode, left_s: float) -> bool:
@@ -217,10 +251,13 @@ class SimRequest(Life):
         self._add(worker, seq, "decode")
         return True
 
-    def _add(self, worker: Worker, seq: Sequence, task: Task) -> None:
+    def _take(self, worker: Worker, seq: Sequence) -> None:
         if not worker.spec.prefix_cache:
             seq.hashes = ()
         self.seq = seq
+
+    def _add(self, worker: Worker, seq: Sequence, task: Task) -> None:
+        self._take(worker, seq)
         try:
             worker.add(seq)
         except BlockError as error:
@@ -228,10 +265,16 @@ class SimRequest(Life):
             self.unfit = life_events.EngineFailed(worker.name, task, "bad_request", str(error), False)
 
     def stop_work(self, engine_id: str) -> None:
-        self.drop()
+        self._leave(engine_id)
 
     def release_kv(self, engine_id: str) -> None:
-        self.drop()
+        self._leave(engine_id)
+
+    def _leave(self, engine_id: str) -> None:
+        if self.loan is not None and self.loan.lender.name == engine_id:
+            self._ingress.loans.give_up(self.loan)
+        else:
+            self.drop()
 
     def renew_lease(self, engine_id: str) -> None:
         ingress, worker, key = self._ingress, self.prefill, self.lease
@@ -250,7 +293,7 @@ class SimRequest(Life):
         """Does nothing: what the request held at the engine has been given back already."""
 
     def drop(self) -> None:
-        """Gives back whatever the request holds at its engines. A second call does nothing."""
+        """Gives back whatever the request holds at its engines, but for a loan. A second call does nothing."""
         if self.pull is not None:
             self.pull.cancel()
             self.pull = None
@@ -305,9 +348,11 @@ class Ingress:
     workers: dict[str, Worker]
     router: Router
     start_pull: Callable[[SimRequest, Callable[[], None]], Transfer]
+    start_fetch: StartFetch
     on_kv_events: Callable[[Worker, list[Any]], None]
     block_tokens: int
     limits: Limits = field(init=False)
+    loans: Loans = field(init=False)
     live: dict[str, SimRequest] = field(default_factory=dict)
     admissions: list[SimRequest] = field(default_factory=list)
     retries: int = 0
@@ -323,6 +368,7 @@ class Ingress:
             prefill_s=control.prefill_limit_s,
             transfer_s=control.transfer_limit_s,
         )
+        self.loans = Loans(self, self.start_fetch, ASK_AND_GRANT * control.hop_s, control.hop_s)
 
     # --------------------------------------------------------------------------------------------------- the events
 
@@ -332,9 +378,7 @@ class Ingress:
         Where this sends the request to an engine that can never hold it, the engine's failure follows at once.
         """
         request.on(event, self.kernel.now_s if at_s is None else at_s)
-        failed, request.unfit = request.unfit, None
-        if failed is not None:
-            request.on(failed, self.kernel.now_s)
+        request.report_unfit()
 
     def later(self, hops: int, request: SimRequest, what: Callable[[], None]) -> None:
         """Runs `what` after the time of `hops` hops, unless the attempt has ended by then."""
@@ -378,6 +422,7 @@ class Ingress:
             block_hashes=request.hashes,
             block_tokens=self.block_tokens if request.hashes else 0,
             predicted_tokens=self.router.predicted(request, now_s),
+            waits_since_s=request.waits_since_s,
         )
         self.router.feed(ev.Arrived(now_s, asked))
 
@@ -392,10 +437,16 @@ class Ingress:
         match action:
             case Reject():
                 hops = ONE_WAY
-                event = life_events.Reject(action.status, action.reason, action.retry_after_s)
+                why = action.reason, action.retry_after_s, action.detail
+                event = life_events.Reject(action.status, *why)
             case RoutePrefill():
                 request.record.prefill_routed_s = self.kernel.now_s
-                event = life_events.RoutePrefill(action.decision.worker, action.colocated)
+                prefix, lend = action.prefix, None
+                if prefix is not None and prefix.fetch:
+                    # live, the last token's block has no hash, because that token is always computed
+                    tokens = min(prefix.tokens, request.prompt_tokens - 1)
+                    lend = life_events.Lend(prefix.lender, tokens, prefix.patience_s)
+                event = life_events.RoutePrefill(action.decision.worker, action.colocated, lend=lend)
             case RouteDecode():
                 request.record.decode_routed_s = self.kernel.now_s
                 event = life_events.RouteDecode(action.decision.worker, None, action.kv_due_s)
@@ -405,6 +456,8 @@ class Ingress:
 
     def admitted(self, worker: Worker, seq: Sequence) -> None:
         """Notes that a sequence has its slot and blocks; a transfer begins where its KV lies on another engine."""
+        if isinstance(seq.owner, Loan):
+            return
         request: SimRequest = seq.owner  # type: ignore[assignment]
         if seq.stage is SequenceStage.TRANSFERRING:
             self.happens(request, life_events.Reading())
@@ -413,6 +466,7 @@ class Ingress:
         record = request.record
         if record.prefill_started_s is None:
             record.prefill_started_s = self.kernel.now_s
+        request.computing_from_s = self.kernel.now_s
         record.prefill_hit_tokens = seq.cached_tokens
         # A request that its engine preempted and admits again is DECODING already.
         if not seq.prefill_only and not seq.preemptions:
@@ -420,6 +474,9 @@ class Ingress:
 
     def prefilled(self, worker: Worker, seq: Sequence) -> None:
         """Leases the KV of a prompt that has been computed, and reports the end of the prefill."""
+        if isinstance(seq.owner, Loan):
+            self.loans.stands(seq.owner)
+            return
         request: SimRequest = seq.owner  # type: ignore[assignment]
         now_s = self.kernel.now_s
         assert seq.allocation is not None
@@ -455,7 +512,10 @@ class Ingress:
     def _prefill_done(self, request: SimRequest, worker: Worker, seq: Sequence) -> None:
         spec = worker.spec
         kv_bytes = spec.profile.kv_bytes(seq.prompt_tokens)
-        self.happens(request, life_events.PrefillDone(spec.lease_s, kv_bytes, seq.cached_tokens))
+        # layer by layer, the computation goes on behind the report
+        compute_s = self.kernel.now_s - request.computing_from_s if spec.layers is None else 0.0
+        done = life_events.PrefillDone(spec.lease_s, kv_bytes, seq.cached_tokens, compute_s=compute_s)
+        self.happens(request, done)
 
     def first_token(self, seq: Sequence, at_s: float) -> None:
         """Notes that the first token leaves its engine at `at_s`, which may lie up to a step in the future."""
@@ -486,13 +546,23 @@ class Ingress:
             request.submit_in_s = VIA_INGRESS * self.config.control.hop_s
             self.happens(request, life_events.Preempted())
 
-    def engine_fails(self, worker: Worker, code: str) -> None:
-        """Has everything at `worker` fail with `code`; what the engine has generated arrives first."""
+    def engine_fails(self, worker: Worker, code: str) -> int:
+        """Has everything at `worker` fail with `code`; what the engine has generated arrives first.
+
+        Returns the number of requests that fail.
+        """
+        failed = 0
         for request in list(self.live.values()):
+            if request.loan is not None and request.loan.lender is worker:
+                self.loans.lender_failed(request.loan)
+                lost = life_events.EngineFailed(worker.name, "prefill", code, "as ordered", retryable=True)
+                self.happens(request, lost)
+                continue
             seq = request.seq
             holder = request.decode if seq is None or not seq.prefill_only else request.prefill
             if holder is not worker or seq is None:
                 continue
+            failed += 1
             task: Task = "prefill" if seq.prefill_only else "decode"
             unseen = (
                 request.generated + (0 if seq.prefill_only else worker.generated(seq)) - request.output_tokens
@@ -503,6 +573,7 @@ class Ingress:
             self.happens(
                 request, life_events.EngineFailed(worker.name, task, code, "as ordered", retryable=True)
             )
+        return failed
 
     def kv_events(self, worker: Worker, events: list[Any]) -> None:
         """Passes on the changes of the prefix cache of `worker`."""

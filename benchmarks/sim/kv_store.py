@@ -7,13 +7,13 @@ from one node by many, as in the paper's one-to-many contention (MFS 2.2, 6.3).
 Not claimed: eviction (the store is unbounded), copies at the readers, and a choice among several holders.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policies.engine_model import scheduler
 from policies.engine_model.scheduler import EngineModel
+from policies.flow.stages import home_of
 
 
 @dataclass(slots=True)
@@ -63,10 +63,6 @@ class LentModel(EngineModel):
     store: KvStore | None
     span: tuple[str, ...]
 
-    def computing(self) -> list[scheduler.Sequence]:
-        """Returns the sequences whose prompts the step under way computes."""
-        return [seq for seq, _ in self._chunks]
-
     def computed(self, seq: scheduler.Sequence) -> None:
         """Notes that the prompt's KV lies at its home now."""
         owner: Any = seq.owner
@@ -84,8 +80,3 @@ class LentModel(EngineModel):
             seq.computed = seq.cached_tokens = blocks * size
         owner.staged = Staged(home_of(owner.attempt_id, self.span), lender, blocks * size)
         return True
-
-
-def home_of(request_id: str, span: Sequence[str]) -> str:
-    """Returns the node of an instance on which a request's KV lies: its id spreads requests evenly."""
-    return span[zlib.crc32(request_id.encode()) % len(span)]

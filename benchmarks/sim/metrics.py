@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from benchmarks.sim.flow_driver import FlowStats
-from benchmarks.sim.records import RequestRecord, RunResult
+from benchmarks.sim.records import FleetStats, RequestRecord, RunResult
 from predictors.protocol import FloatArray
 
 Metrics: TypeAlias = dict[str, float | None]
@@ -69,7 +69,8 @@ _TIMES: dict[str, Callable[[RequestRecord], float | None]] = {
     "pool": lambda r: _not_negative(_between(r.prefill_done_s, r.decode_routed_s)),
     "transfer": lambda r: _between(r.transfer_started_s, r.transfer_done_s),
     # This is the time from the KV's arrival to the first token, which is the first step and the wait for it.
-    "decode_wait": lambda r: _between(r.transfer_done_s, r.first_token_s),
+    # A stream that moved to another engine has its first token before its last transfer, and adds nothing.
+    "decode_wait": lambda r: _if_positive(_between(r.transfer_done_s, r.first_token_s)),
 }
 
 
@@ -87,6 +88,8 @@ def summarise(result: RunResult, window: Window | None = None) -> Metrics:
     found.update(_steps(result))
     if result.flows is not None:
         found.update(_flows(result.flows, requests))
+    if result.fleet is not None:
+        found.update(_fleet(result.fleet))
     found.update({f"link_use/{link}": use for link, use in sorted(result.link_use.items())})
     found.update({f"peak/{name}": value for name, value in sorted(result.peaks.items())})
     found.update({f"decisions/{reason}": float(n) for reason, n in sorted(result.decisions.items())})
@@ -99,6 +102,10 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 def _not_negative(seconds: float | None) -> float | None:
     return None if seconds is None else max(seconds, 0.0)
+
+
+def _if_positive(seconds: float | None) -> float | None:
+    return None if seconds is None or seconds < 0.0 else seconds
 
 
 def _distribution(name: str, values: Iterable[float | None]) -> Metrics:
@@ -210,6 +217,18 @@ def _flows(stats: FlowStats, requests: Sequence[RequestRecord]) -> Metrics:
         ]
         found[f"ttft_slo_share/{name}"] = _mean(met)
     return found
+
+
+def _fleet(stats: FleetStats) -> Metrics:
+    """Returns engine-seconds, in all and by duty, and how often engines changed in the whole run."""
+    return {
+        "fleet/engine_s": stats.total_s,
+        **{f"fleet/{duty.value}_s": seconds for duty, seconds in sorted(stats.engine_s.items())},
+        **{
+            f"fleet/{name}": float(getattr(stats, name))
+            for name in ("starts", "activations", "switches", "deactivations", "stops", "moved")
+        },
+    }
 
 
 def earliness_s(r: RequestRecord) -> float | None:

@@ -39,6 +39,7 @@ class ByPermit:
             window=permits.window,
             chunk_s=permits.chunk_s,
             whole_read_when_alone=permits.whole_reads,
+            whole_at_most_s=permits.whole_at_most_s,
             port_bytes_per_s=network.topology.class_bytes_per_s["nic"],
         )
         self._arbiter = Arbiter(flow_policy(setup.policy[0], setup.policy[1]), config)

@@ -76,7 +76,7 @@ class Pull:
 
 
 class ScheduledPull:
-    """A transfer as flows of stage 3 that a policy schedules: one for each layer group, from node to node.
+    """A transfer as flows of `stage` that a policy schedules: one for each layer group, from node to node.
 
     `terms()` returns what a flow needs to know when it is submitted: its batch, the seconds until its deadline (None:
     it has none) and the seconds of computation that its request still needs. `on_end` is called once: with True when
@@ -93,7 +93,10 @@ class ScheduledPull:
         groups: int,
         terms: Callable[[], tuple[str, float | None, float]],
         on_end: Callable[[bool], None],
+        stage: Stage = Stage.P2D,
+        rli: int = 0,
     ) -> None:
+        self._stage, self._rli = stage, rli
         self._driver, self._source, self._target, self._key = driver, source, target, key
         self._parts = _split(max(n_bytes, groups), groups)
         self._terms, self._on_end = terms, on_end
@@ -106,13 +109,14 @@ class ScheduledPull:
             self._released += 1
             batch, due_s, compute_s = self._terms()
             flow = Flow(
-                flow_id=f"{self._key}/3/{number}",
+                flow_id=f"{self._key}/{self._stage:d}/{number}",
                 request_id=self._key,
                 batch=batch,
-                stage=Stage.P2D,
+                stage=self._stage,
                 source=self._source,
                 target=self._target,
                 size=self._parts[number],
+                rli=self._rli,
                 due_s=due_s,
                 compute_s=compute_s,
             )

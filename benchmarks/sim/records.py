@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from benchmarks.sim.flow_driver import FlowStats
+from policies.scaling.observation import Duty
 
 
 @dataclass(slots=True)
@@ -10,6 +11,7 @@ class RequestRecord:
     """The record of one request. Its moments are seconds of virtual time, or None where the request never reached them.
 
     TTFT = first_token_s - arrived_s (to the decode engine's first token, as NetKV and MFS count it);
+    `prefill_hit_tokens` were cached when the prompt was computed; of these `lent_tokens` were read from another engine.
     TPOT = (finished_s - first_token_s) / (output_tokens - 1); JCT = finished_s - arrived_s.
     """
 
@@ -33,6 +35,7 @@ class RequestRecord:
     tier: int | None = None
     transfer_bytes: int = 0
     prefill_hit_tokens: int = 0
+    lent_tokens: int = 0
     decode_hit_tokens: int = 0
     preemptions: int = 0
     generated_tokens: int = 0
@@ -69,11 +72,35 @@ class StepStats:
 
 
 @dataclass(slots=True)
+class FleetStats:
+    """The record of a fleet that changes: engine-seconds of the measured window by duty, and counts of the whole run.
+
+    `moved` counts the streams that an engine still had when its time to drain was over. `timeline` has a row for each
+    change: the time, the active engines (prefill, decode, colocated), then the warm, starting and draining ones.
+    """
+
+    engine_s: dict[Duty, float] = field(default_factory=dict)
+    starts: int = 0
+    activations: int = 0
+    switches: int = 0
+    deactivations: int = 0
+    stops: int = 0
+    moved: int = 0
+    timeline: list[tuple[float, ...]] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        """The engine-seconds of the measured window, whatever the engines' duty."""
+        return sum(self.engine_s.values())
+
+
+@dataclass(slots=True)
 class RunResult:
     """Everything measured in one simulated run.
 
     `link_use` is the mean share of each link class that was busy. `decisions` counts by "policy: reason". `flows` is
-    what was measured of scheduled flows, or None where no flow policy is configured.
+    what was measured of scheduled flows, or None where no flow policy is configured. `fleet` is None where the fleet is
+    fixed.
     """
 
     requests: list[RequestRecord]
@@ -85,3 +112,4 @@ class RunResult:
     decisions: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     flows: FlowStats | None = None
+    fleet: FleetStats | None = None

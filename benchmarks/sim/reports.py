@@ -6,13 +6,13 @@ The imbalance of workers without a barrier is measured at the same moments.
 from collections.abc import Callable
 
 from benchmarks.sim.config import ControlPlane
-from benchmarks.sim.engine import Meter
+from benchmarks.sim.engine import Meter, Worker
 from benchmarks.sim.forecasts import Forecasts
 from benchmarks.sim.ingress import Ingress
 from benchmarks.sim.kernel import Kernel
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.views import Role
+from policies.state.views import Health, Role
 
 
 class Reports:
@@ -29,8 +29,7 @@ class Reports:
     ) -> None:
         self._control, self._kernel, self._ingress = control, kernel, ingress
         self._meter, self._forecasts, self._feed = meter, forecasts, feed
-        self._workers = list(ingress.workers.values())
-        decoders = [worker for worker in self._workers if worker.decodes]
+        decoders = [worker for worker in ingress.workers.values() if worker.decodes]
         decode = {w.name for w in decoders if w.spec.role is Role.DECODE}
         # Names of the workers whose loads are compared: the decode workers, or the colocated workers where there are
         # none. It is empty with a barrier, because a barrier group measures its own imbalance.
@@ -38,15 +37,27 @@ class Reports:
         self._compared = set() if at_barrier else decode or {w.name for w in decoders}
         # The number of steps of each engine at its last progress report.
         self._steps = dict.fromkeys(ingress.workers, 0)
-        self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
+        self._status: dict[str, tuple[float, tuple[int, int, int, Health]]] = {}
         self._imbalances, self._samples = 0, 0
+
+    def joined(self, worker: Worker) -> None:
+        """Notes an engine that was added; its load is compared with that of the others of its role."""
+        self._steps[worker.name] = worker.model.steps
+        if self._compared and worker.spec.role is Role.DECODE:
+            self._compared.add(worker.name)
+
+    def left(self, name: str) -> None:
+        """Forgets an engine that has left."""
+        self._steps.pop(name, None)
+        self._status.pop(name, None)
+        self._compared.discard(name)
 
     def status(self) -> None:
         """Reports every engine whose counts have changed, or that has been silent for `status_always_s`."""
         now_s, always_s = self._kernel.now_s, self._control.status_always_s - 1e-9
-        for worker in self._workers:
+        for worker in self._ingress.workers.values():
             kv_tokens = worker.used_blocks(worker.done_now) * worker.pool.block_size_tokens
-            status = (worker.n_active, worker.n_waiting, kv_tokens)
+            status = (worker.n_active, worker.n_waiting, kv_tokens, worker.health)
             known = self._status.get(worker.name)
             if known is None or known[1] != status or now_s - known[0] >= always_s:
                 self._status[worker.name] = (now_s, status)
@@ -61,7 +72,7 @@ class Reports:
                 self._feed(ev.Admitted(now_s, request.attempt_id))
         items: list[tuple[str, int]] = []
         loads: list[int] = []
-        for worker in self._workers:
+        for worker in ingress.workers.values():
             # A worker may begin to decode when it gets another role.
             if not worker.decodes:
                 continue

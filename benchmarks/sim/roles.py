@@ -52,5 +52,13 @@ def announcement(worker: Worker, role: Role, now_s: float) -> ev.EngineUp:
     spec = worker.spec
     capacity = spec.kv_blocks * spec.block_size_tokens
     return ev.EngineUp(
-        now_s, worker.name, role, spec.group, worker.node, spec.slots, capacity, barrier=spec.barrier
+        now_s,
+        worker.name,
+        role,
+        spec.group,
+        worker.node,
+        spec.slots,
+        capacity,
+        worker.health,
+        spec.barrier,
     )

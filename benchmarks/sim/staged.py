@@ -10,7 +10,8 @@ A step computes its groups of layers one after another. Group j
 The flows of stage 1 are submitted when the step begins, for all groups at once, with the distance of their group as the
 relative layer index; it falls as groups end. Beginning and end of a step are told to Algorithm 1 (`batches`).
 
-Deviation: KV leaves after the group's exchange, and a group's two exchanges (dispatch, combine) are one.
+The flows are those of `policies.flow.stages`, which sim engines have too. Deviation: KV leaves after the group's
+exchange.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from benchmarks.sim.kv_store import LentModel, Staged
 from benchmarks.sim.layers import LayeredGroup
 from benchmarks.sim.links import KvNetwork
 from policies.engine_model.scheduler import Sequence
-from policies.flow.base import Flow, Port, Side, Stage
+from policies.flow.base import Port, Side
+from policies.flow.stages import advanced_rli, collective, reuse_flow
 
 
 class StagedGroup(LayeredGroup):
@@ -92,7 +94,7 @@ class StagedGroup(LayeredGroup):
             for port, n_bytes in parts:
                 load[port] = load.get(port, 0) + n_bytes
             slo_s = owner.record.ttft_slo_s
-            due_at = None if slo_s is None else owner.record.arrived_s + slo_s
+            due_at = None if slo_s is None else owner.waits_since_s + slo_s
             found[owner.attempt_id] = (due_at, load)
         return found
 
@@ -104,19 +106,9 @@ class StagedGroup(LayeredGroup):
         staged.fetched = True
         n_bytes = self.workers[0].spec.profile.kv_bytes(staged.lent_tokens)
         request_id: str = seq.owner.attempt_id  # type: ignore[attr-defined]
-        for group in range(self._layers.groups):
-            share = n_bytes * (group + 1) // self._layers.groups - n_bytes * group // self._layers.groups
-            flow = Flow(
-                flow_id=f"{request_id}/1/{group}",
-                request_id=request_id,
-                batch=self._batch,
-                stage=Stage.REUSE,
-                source=staged.lender,
-                target=staged.home,
-                size=max(1, share),
-                rli=group,
-                compute_s=self.left_s(),
-            )
+        lender, home, groups = staged.lender, staged.home, self._layers.groups
+        for group in range(groups):
+            flow = reuse_flow(request_id, self._batch, lender, home, n_bytes, group, groups, self.left_s())
             self._missing[group][flow.flow_id] = self._driver.send(flow, self._arrival(group, flow.flow_id))
 
     def _arrival(self, group: int, flow_id: str) -> Callable[[], None]:
@@ -145,7 +137,7 @@ class StagedGroup(LayeredGroup):
         if n_bytes == 0 or len(span) == 1:
             self._group_done(None)
             return
-        n, since_s = len(span), self.kernel.now_s
+        since_s = self.kernel.now_s
         self._exchanging = 1
 
         def exchanged() -> None:
@@ -158,33 +150,17 @@ class StagedGroup(LayeredGroup):
 
         if layers.isolated:
             port = self.workers[0].spec.profile.transfer_bandwidth_bytes_per_s
-            self.kernel.after(n_bytes / n / port, exchanged)
+            self.kernel.after(n_bytes / len(span) / port, exchanged)
             return
-        if layers.pattern == "pairs":
-            pairs = [(here, there) for here in span for there in span if here != there]
-            weight = 1.0
-        else:
-            pairs = [(here, span[(i + 1) % n]) for i, here in enumerate(span)]
-            weight = float(n - 1)
-        self._exchanging = len(pairs)
-        size = max(1, round(n_bytes / len(pairs)))
-        for number, (source, target) in enumerate(pairs):
-            flow = Flow(
-                flow_id=f"{self._batch}/2/{self._done}/{number}",
-                request_id=self._batch,
-                batch=self._batch,
-                stage=Stage.COLLECTIVE,
-                source=source,
-                target=target,
-                size=size,
-                compute_s=self.left_s(),
-            )
-            self._driver.send(flow, exchanged, weight)
+        exchange = collective(self._batch, self._done, span, n_bytes, self.left_s(), layers.pattern)
+        self._exchanging = len(exchange.flows)
+        for flow in exchange.flows:
+            self._driver.send(flow, exchanged, exchange.weight)
 
     def _group_done(self, flow: object) -> None:
         for group in range(self._done + 1, self._layers.groups):
             for sent in list(self._missing[group].values()):
-                self._driver.advanced(sent, group - self._done - 1)
+                self._driver.advanced(sent, advanced_rli(group, self._done + 1))
         super()._group_done(flow)
 
     def _end(self) -> None:

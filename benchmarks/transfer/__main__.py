@@ -14,7 +14,8 @@ import argparse
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from actors.engine.vllm.connector.pairs import aligned, pieces
 from benchmarks.live.machine import command, facts, save
 from benchmarks.transfer.pools import Load, Read, reads
 from benchmarks.transfer.report import comparison
-from benchmarks.transfer.wire import Shape, Wire
+from benchmarks.transfer.wire import Cost, Shape, Wire
 
 CODE = ("actors/engine/vllm", "benchmarks/transfer")
 """The folders whose code is measured, beside the files that this module imports."""
@@ -66,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Wire(shape) as wire:
         for caching in (True, False):
             load = Load(requests=args.requests, pool_blocks=args.pool_blocks, caching=caching)
-            for name in VARIANTS:
-                row = measured(name, load, args.seed, args.reads, wire)
-                rows.append(row)
-                print(line(row), flush=True)
+            old = {name: aged(name, load, args.seed, args.reads) for name in VARIANTS}
+            costs = made({name: last for name, (_, last) in old.items()}, wire)
+            for name, (row, _) in old.items():
+                rows.append(row | {"made": costs[name]})
+                print(line(rows[-1]), flush=True)
     print("\n" + "\n".join(comparison(rows)))
     if args.out is None:
         return 0
@@ -83,19 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if save(args.out, {**result, "rows": rows}, levels=2) else 1
 
 
-def measured(name: str, load: Load, seed: int, made: int, wire: Wire | None) -> dict[str, Any]:
-    """Returns a variant's row. The last `made` reads are made by NIXL over `wire`, unless that is None."""
+def aged(name: str, load: Load, seed: int, keep: int) -> tuple[dict[str, Any], list[Read]]:
+    """Returns a variant's row, without reads made by NIXL, and its last `keep` reads."""
     allocator, sort = VARIANTS[name]
     by_age: dict[float, list[tuple[int, int]]] = {age: [] for age in AGES}
-    last: list[Read] = []
+    last: deque[Read] = deque(maxlen=keep)
     share = 0.0
     for read, prefill, _ in reads(allocator, load, seed):
         share = prefill.hits / prefill.asked
         age = max(age for age in AGES if age <= read.turnovers)
         by_age[age].append((len(read.local), counted(read, sort)))
-        last = [*last[-made + 1 :], read] if made else []
-    costs = [wire.read(read.local, read.remote, sort) for read in last if read.local] if wire else []
-    return {
+        last.append(read)
+    row = {
         "variant": name,
         "prefix_cache": load.caching,
         "prefix_hits": round(share, 4),
@@ -109,16 +110,31 @@ def measured(name: str, load: Load, seed: int, made: int, wire: Wire | None) -> 
             for age, seen in by_age.items()
             if seen
         ],
-        "made": {
-            "reads": len(costs),
-            "pieces": statistics.fmean(counted(read, sort) for read in last if read.local),
-            "descriptors": statistics.fmean(cost.descriptors for cost in costs),
-            "bytes": statistics.fmean(cost.bytes for cost in costs),
-            "post_cpu_ms": 1e3 * statistics.median(cost.post_cpu_s for cost in costs),
-            "ms": 1e3 * statistics.median(cost.seconds for cost in costs),
-        }
-        if costs
-        else None,
+    }
+    return row, [read for read in last if read.local]
+
+
+def made(lasts: Mapping[str, Sequence[Read]], wire: Wire) -> dict[str, dict[str, Any]]:
+    """Returns what the reads of each variant cost when NIXL makes them. The variants take turns, so that what else the
+    machine does meets all of them alike.
+    """
+    costs: dict[str, list[Cost]] = {name: [] for name in lasts}
+    for turn in range(max(map(len, lasts.values()))):
+        for name, last in lasts.items():
+            if turn < len(last):
+                costs[name].append(wire.read(last[turn].local, last[turn].remote, VARIANTS[name][1]))
+    return {name: _summary(lasts[name], costs[name], VARIANTS[name][1]) for name in lasts}
+
+
+def _summary(last: Sequence[Read], costs: Sequence[Cost], sort: bool) -> dict[str, Any]:
+    return {
+        "reads": len(costs),
+        "pieces": statistics.fmean(counted(read, sort) for read in last),
+        "descriptors": statistics.fmean(cost.descriptors for cost in costs),
+        "bytes": statistics.fmean(cost.bytes for cost in costs),
+        "post_cpu_ms": 1e3 * statistics.median(cost.post_cpu_s for cost in costs),
+        "sort_cpu_ms": 1e3 * statistics.median(cost.sort_cpu_s for cost in costs),
+        "ms": 1e3 * statistics.median(cost.seconds for cost in costs),
     }
 
 
@@ -143,10 +159,8 @@ def line(row: dict[str, Any]) -> str:
         f"{row['variant']:<9} {'on' if row['prefix_cache'] else 'off':>5} {100 * row['prefix_hits']:7.1f} "
     )
     shown += f"{row['ages'][-1]['blocks']:7.1f} {ages:>30} "
-    made = row["made"]
-    if made is None:
-        return shown
-    return shown + f"{made['descriptors']:11.0f} {made['post_cpu_ms']:8.3f} {made['ms']:8.2f}"
+    costs = row["made"]
+    return shown + f"{costs['descriptors']:11.0f} {costs['post_cpu_ms']:8.3f} {costs['ms']:8.2f}"
 
 
 if __name__ == "__main__":

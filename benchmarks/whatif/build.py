@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping
 
 from benchmarks.experiments.base import Config, Metrics
@@ -57,6 +58,7 @@ def sim_config(base: Base, seed: int) -> SimConfig:
         dispatch=DispatchConfig(**policies.dispatch, seed=seed),
         network=network,
         forecasts=_forecasts(base, seed),
+        scaling=None if base.scaling is None else base.scaling.setup(_free(base, topology, places)),
         seed=seed,
         warmup_s=base.run.warmup_s,
         measure_s=base.run.measure_s,
@@ -143,6 +145,23 @@ def _places(base: Base, topology: Topology | None) -> dict[str, tuple[tuple[str,
             used[node] += group.gpus
         found[group.name] = (tuple(nodes), tuple(nics))
     return found
+
+
+def _free(
+    base: Base, topology: Topology | None, places: dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+) -> tuple[str, ...]:
+    """Returns a node for each engine that still finds room beside those of the configuration, node by node.
+
+    Raises WhatIfError where the groups' engines take different numbers of GPUs.
+    """
+    if topology is None:
+        return ()
+    gpus = {group.gpus for group in base.cluster.engines}
+    if len(gpus) > 1:
+        raise WhatIfError("scaling: all engine groups must have the same `gpus`, since engines switch roles")
+    taken = Counter(node for nodes, _ in places.values() for node in nodes)
+    most = topology.config.gpus_per_node // gpus.pop()
+    return tuple(node for node in topology.nodes for _ in range(most - taken[node]))
 
 
 def _room(used: Mapping[str, int], gpus: int, gpus_per_node: int) -> str | None:

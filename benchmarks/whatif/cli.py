@@ -23,6 +23,7 @@ _EPILOG = f"""CONFIG is a YAML file, or the name of a shipped example: {_NAMES}.
   cluster:   engine groups: role, count, timing profile, slots, KV blocks
   network:   a fat tree, background load, how often the router is told of it (optional)
   policies:  prefill and decode policy with parameters, dispatcher limits, length predictor
+  scaling:   a scaling policy with its bounds, the start times of engines, warm ones (optional)
   workload:  a trace or a generator (`python -m benchmarks list`), rate, window, SLOs
   run:       seeds, warm-up, measured seconds
   what_if:   named changes of the above: set, add or scale values at dotted paths

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
+from benchmarks.whatif.scaling import Scaling
 from benchmarks.workloads.catalog import WORKLOADS
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
@@ -192,11 +193,15 @@ class Variant(_Strict):
 
 
 class Base(_Strict):
-    """The configuration of one simulation: cluster, network, policies, workload and run."""
+    """The configuration of one simulation: cluster, network, policies, scaling, workload and run.
+
+    Without `scaling` the number of engines and their roles are fixed.
+    """
 
     cluster: Cluster
     network: NetworkModel | None = None
     policies: Policies = Policies()
+    scaling: Scaling | None = None
     workload: Workload
     run: Run = Run()
 
@@ -258,11 +263,19 @@ def _resolved(made: Any, folder: Path) -> Any:
         except profiles.ProfileError as error:
             raise WhatIfError(f"cluster.engines.{group.name}.profile: {error}") from error
         groups.append(group.model_copy(update={"profile": name}))
+    scaling = made.scaling
+    if scaling is not None and isinstance(scaling.start, str):
+        start = str(folder / scaling.start) if Path(scaling.start).suffix else scaling.start
+        scaling = scaling.model_copy(update={"start": start})
+        try:
+            scaling.steps()
+        except profiles.ProfileError as error:
+            raise WhatIfError(f"scaling.start: {error}") from error
     workload = made.workload
     if workload.file is not None:
         workload = workload.model_copy(update={"file": str(folder / workload.file)})
     cluster = made.cluster.model_copy(update={"engines": tuple(groups)})
-    return made.model_copy(update={"cluster": cluster, "workload": workload})
+    return made.model_copy(update={"cluster": cluster, "workload": workload, "scaling": scaling})
 
 
 def _dotted(place: tuple[int | str, ...]) -> str:

@@ -47,6 +47,10 @@ LINES = (
     Line("idle at barriers", "barrier_idle_share", 100.0, "%"),
     Line("colocated", "colocated_share", 100.0, "%"),
     Line("preemptions", "preemptions"),
+    Line("engine time", "fleet/engine_s", 1.0 / 3600.0, "h"),
+    Line("engines warm", "fleet/warm_s", 1.0 / 3600.0, "h"),
+    Line("engine starts", "fleet/starts"),
+    Line("role switches", "fleet/switches"),
     Line("rejected", "rejected"),
     Line("unfinished", "unfinished"),
 )

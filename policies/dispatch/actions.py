@@ -14,7 +14,8 @@ class PrefixFetch:
     """Whether the chosen prefill worker is to fetch the prompt's head from `lender`, or to compute it (MFS 2.2).
 
     `tokens` are those of the prompt's head that the lender has cached. `fetch_s` and `recompute_s` are the seconds
-    that either way is expected to take, and `terms` the parts of `fetch_s` (`policies.flow.fetch_or_recompute`).
+    that either way is expected to take, and `terms` the parts of `fetch_s` (`policies.flow.fetch_or_recompute`). For
+    the lender's lease the request waits at most `patience_s`.
     """
 
     lender: WorkerId
@@ -24,6 +25,7 @@ class PrefixFetch:
     fetch_s: float
     recompute_s: float
     terms: Mapping[str, float]
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,15 @@ class RouteDecode:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status."""
+    """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status, and
+    `detail` says more than `reason` where there is more to say.
+    """
 
     attempt_id: RequestId
     status: int
     reason: str
     retry_after_s: float
+    detail: str = ""
 
 
 Action = RoutePrefill | RouteDecode | Reject

@@ -4,7 +4,8 @@ It owns the reducer, the queue before prefill and the rules of docs/design.md 2.
 that these rules allow:
 
 - Any work: a worker must be READY, its status fresh (`status_stale_s`), and it must not be quarantined
-  (`policies.state.outliers`). A quarantined worker gets single requests as probes (`probes`).
+  (`policies.state.outliers`). A quarantined worker gets single requests as probes (`probes`). A WARM worker gets
+  nothing, but requests wait for it to be activated where no other worker could serve them.
 - Prefill: a prefill worker must compute fewer prompts than it has slots, its KV use with this prompt must stay within
   `kv_high_water` (a worker with no charge of ours is exempt), and its group must have a usable decode worker. A
   colocated worker must have room to decode the request instead, by the rule for decode. Without any prefill or
@@ -12,6 +13,9 @@ that these rules allow:
   workers slows serving instead of ending it. A request with a `mode` goes only to workers that serve this mode; where
   there is none, it is rejected with 503. Where no worker is ready at all, it is rejected as well, but not before
   `absence_s` after the last one was lost.
+- Sleep (`policies.state.standby`): in a fleet that is asleep or wakes, requests wait for the workers that come because
+  of them, and `queue_timeout_s` begins when it has woken. A request whose mode none of those roles serves is rejected
+  at once; all are when the wake fails.
 - Decode: a worker must be of the KV's group, with free KV for what the prompt adds to its own plus `reserve_tokens`
   for each sequence (a worker without any sequence is exempt). It may have `overcommit_slots` sequences more than slots,
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
@@ -22,15 +26,18 @@ that these rules allow:
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
 
-Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue. In the pool an entry that
+Entries are served by (priority, arrival), in the pool those first whose prefill worker drains. Nothing overtakes the
+head of the prefill queue, unless no ready worker serves its mode: then it waits aside for one that may be activated or
+come back, and is tried again at each tick and each change of the workers. In the pool an entry that
 fits nowhere is passed over until it starves (`starvation_s`); then nothing behind it is sent before it. Leases are
 renewed while entries wait (`policies.request.life`).
 
 Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
     wakes                               the queue (`_queue_wakes`)            the pool (`_pool_wakes`)
-    Tick, PoliciesChanged, workers      the head                              the whole pool
-    came, went or changed
+    Tick, PoliciesChanged,              the head                              the whole pool
+    StandbyChanged, workers came,
+    went or changed
     slots or KV were given back         the head, if it fits that worker      the whole pool, if that worker decodes
                                                                               and may take a sequence
     an engine reported                  the head, if it fits that worker      the whole pool, if the last report was
@@ -82,7 +89,11 @@ from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
-from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+from policies.state.standby import AWAKE, Phase
+from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+
+WAKE_MARGIN_S = 10.0
+"""Time beyond the limit of a wake for which requests wait for the autoscaler's word. ASSUMPTION: a restart of it."""
 
 
 class Dispatcher:
@@ -110,6 +121,9 @@ class Dispatcher:
         self._scan = PoolScan(self.state)
         self._pools = WorkerPools.of({})
         self._pools_version = 0
+        self._standby = AWAKE
+        self._woken_s = -math.inf
+        """When the fleet has woken, the latest time that this happened; waiting before it counts for no limit."""
         self._absent_since_s = -math.inf
         """When the last ready worker was lost, the latest time that this happened; minus infinity if it never did."""
         self._gap_s: float | None = None
@@ -122,6 +136,11 @@ class Dispatcher:
     def queue_size(self) -> int:
         """Number of requests that wait for a prefill worker."""
         return len(self._queue)
+
+    @property
+    def oldest_queued_s(self) -> float | None:
+        """When the request that has waited longest for a prefill worker arrived; None when none waits."""
+        return self._queue.oldest_s()
 
     @property
     def overcommit_slots(self) -> int:
@@ -148,6 +167,8 @@ class Dispatcher:
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
+        elif isinstance(event, ev.StandbyChanged):
+            self._stand_by(event)
         revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
         self.state.apply(event)
         if isinstance(event, ev.PrefillDone):
@@ -175,7 +196,7 @@ class Dispatcher:
         entered = self.state.take_entered()
         self._leases.add(entered, self.config.lease_margin_s)
         changed = self._workers_changed(now_s)
-        retry_all = changed or revived or isinstance(event, ev.Tick | ev.PoliciesChanged)
+        retry_all = changed or revived or isinstance(event, ev.Tick | ev.PoliciesChanged | ev.StandbyChanged)
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
@@ -186,6 +207,8 @@ class Dispatcher:
         if self._rescuing or isinstance(event, ev.Tick):
             self._rescue_leases(now_s, actions)
         freed_workers = self.state.take_freed_workers()
+        if retry_all:
+            self._queue.call_back()
         if not self._queue:
             self._stuck_head = None
         elif retry_all or self._queue_wakes(event, freed_workers):
@@ -209,6 +232,12 @@ class Dispatcher:
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
 
+    def _stand_by(self, event: ev.StandbyChanged) -> None:
+        """Notes the fleet's phase; the limit of the queue begins when it has woken."""
+        if self._standby.phase is not Phase.AWAKE and event.standby.phase is Phase.AWAKE:
+            self._woken_s = event.now_s
+        self._standby = event.standby
+
     # -------------------------------------------------------------------------------------------------- wake-ups
 
     def _workers_changed(self, now_s: float) -> bool:
@@ -229,7 +258,7 @@ class Dispatcher:
             return True
         reported = {event.worker} if isinstance(event, ev.EngineStatus) else set()
         return any(
-            self._prefill_fits(head, worker, event.now_s) for worker in self._alive(freed_workers | reported)
+            self._prefill_fits(head, worker, event.now_s) for worker in self._ready(freed_workers | reported)
         )
 
     def _pool_wakes(self, freed_workers: set[WorkerId]) -> bool:
@@ -239,16 +268,16 @@ class Dispatcher:
         extra = self.overcommit_slots
         return self._scan.unblocked() or any(
             worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
-            for worker in self._alive(freed_workers)
+            for worker in self._ready(freed_workers)
         )
 
     def _is_stale(self, worker: WorkerId, now_s: float) -> bool:
         at_s = self.state.status_at_s(worker)
         return at_s is None or now_s - at_s > self.config.status_stale_s
 
-    def _alive(self, workers: set[WorkerId]) -> list[Worker]:
+    def _ready(self, workers: set[WorkerId]) -> list[Worker]:
         found = [self.state.worker(worker) for worker in workers]
-        return [worker for worker in found if worker is not None]
+        return [worker for worker in found if worker is not None and worker.health is Health.READY]
 
     # ----------------------------------------------------------------------------------------------------- queue
 
@@ -258,14 +287,20 @@ class Dispatcher:
             actions.append(self._reject(self._queue.least_urgent(), 429, "queue_full", now_s))
 
     def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
-        for attempt_id in self._queue.overdue(now_s, self.config.queue_timeout_s):
-            actions.append(self._reject(attempt_id, 503, "queue_timeout", now_s))
+        limit_s, reason = self.config.queue_timeout_s, "queue_timeout"
+        if self._standby.wakes:
+            # the autoscaler ends a wake that fails; this limit is for one that has died
+            limit_s, reason = max(limit_s, self._standby.wake_limit_s + WAKE_MARGIN_S), "wake_timeout"
+        for attempt_id in self._queue.overdue(now_s, limit_s, self._woken_s):
+            actions.append(self._reject(attempt_id, 503, reason, now_s))
 
-    def _reject(self, attempt_id: RequestId, status: int, reason: str, now_s: float) -> Reject:
+    def _reject(
+        self, attempt_id: RequestId, status: int, reason: str, now_s: float, detail: str = ""
+    ) -> Reject:
         self._queue.remove(attempt_id)
         self.state.apply(ev.Closed(now_s, attempt_id, "rejected"))
         wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
-        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)))
+        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail)
 
     def _isolate(self, attempt_id: RequestId, policy: str, error: Exception, now_s: float) -> Reject:
         """Rejects the request at which a policy raised an exception, and keeps the exception for `handle`."""
@@ -294,18 +329,25 @@ class Dispatcher:
                 continue
             if route is None:
                 reason = self._hopeless(request, now_s)
-                if reason is None:
+                if reason is None and self._pools.served(request):
                     break
-                actions.append(self._reject(request.attempt_id, 503, reason, now_s))
+                if reason is None:
+                    self._queue.set_aside(request)
+                    continue
+                detail = self._standby.reason if reason == "wake_failed" else ""
+                actions.append(self._reject(request.attempt_id, 503, reason, now_s, detail))
                 continue
             self._queue.remove(request.attempt_id)
             actions.append(route)
         self._stuck_head = request
 
     def _hopeless(self, request: Request, now_s: float) -> str | None:
-        """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon."""
-        back_soon = now_s - self._absent_since_s < self.config.absence_s
-        return None if back_soon else self._pools.hopeless(request)
+        """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon.
+        Those that sleep or do not wake were not lost.
+        """
+        lost = self._standby.phase is Phase.AWAKE
+        back_soon = lost and now_s - self._absent_since_s < self.config.absence_s
+        return None if back_soon else self._pools.hopeless(request, self._standby)
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
         probed = self._prefill_probe(request, snapshot)
@@ -329,7 +371,8 @@ class Dispatcher:
             lenders = self._pools.lenders(worker)
             alive = fresh(snapshot, lenders, self.config.status_stale_s)
             prefix = self._lending.decide(request, worker, alive, snapshot, self.config.fetch_config)
-        self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated))
+        fetches = prefix is not None and prefix.fetch
+        self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated, fetches))
         waited_s = snapshot.now_s - request.arrived_s
         return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s, prefix)
 

@@ -21,6 +21,7 @@ from typing import overload
 
 from policies.request.terms import Mode
 from policies.routing.base import Overcommit
+from policies.state.standby import AWAKE, Phase, Standby
 from policies.state.views import (
     NO_HITS,
     Health,
@@ -35,6 +36,9 @@ from policies.state.views import (
 )
 
 Placeable = tuple[PoolEntry, Sequence[Worker]]
+
+_ROLE_OF: dict[Mode | None, Role] = {Mode.COLOCATED: Role.COLOCATED, Mode.DISAGGREGATED: Role.PREFILL}
+"""The role of the workers that compute the prompts of a mode."""
 
 # ASSUMPTION: a lookup takes up to 0.2 ms (`python -m benchmarks.decisions`), and a round 10 ms at most for all of them.
 MOST_LOOKUPS = 50
@@ -76,6 +80,8 @@ class WorkerPools:
     by_group: Mapping[str, tuple[WorkerId, ...]]
     """Workers of any role by their group."""
     any_ready: bool
+    any_warm: bool
+    """Whether some worker is WARM: it takes no work, and could once it is activated."""
 
     @staticmethod
     def of(workers: Mapping[WorkerId, Worker]) -> "WorkerPools":
@@ -103,6 +109,7 @@ class WorkerPools:
             decode_by_group=groups,
             by_group={group: tuple(ids) for group, ids in everyone.items()},
             any_ready=bool(ready),
+            any_warm=any(worker.health is Health.WARM for worker in workers.values()),
         )
 
     def for_prefill(self, request: Request) -> tuple[tuple[WorkerId, ...], bool]:
@@ -116,6 +123,14 @@ class WorkerPools:
             ids = self.prefill if request.terms.mode is Mode.DISAGGREGATED else self.either
         degraded = not ids and request.terms.mode is None
         return (self.decode if degraded else ids), degraded and not request.terms.local
+
+    def served(self, request: Request) -> bool:
+        """Whether some READY worker may compute prompts such as that of `request`.
+
+        Only a request that names a mode or a place can be one of few that nobody serves; the others are served alike.
+        """
+        restricted = request.terms.local or request.terms.mode is not None
+        return not restricted or bool(self.for_prefill(request)[0])
 
     def lenders(self, reader: Worker) -> tuple[WorkerId, ...]:
         """Returns the ids of the workers of a prefill worker's group, of any role, without itself."""
@@ -133,8 +148,20 @@ class WorkerPools:
             return mode is not Mode.DISAGGREGATED
         return worker.group in self.decode_by_group and not (request.terms.local or mode is Mode.COLOCATED)
 
-    def hopeless(self, request: Request) -> str | None:
-        """Returns why waiting cannot help `request`: no worker is READY, or none serves its mode. None when it can."""
+    def hopeless(self, request: Request, standby: Standby = AWAKE) -> str | None:
+        """Returns why waiting cannot help `request`: no worker is READY, or none serves its mode. None when it can.
+
+        It can as long as there is a WARM worker, which may be activated in whatever role is needed, or while workers
+        come because of it (`Standby.wakes`), if one of the roles that they have then serves its mode.
+        """
+        if self.any_warm:
+            return None
+        if not self.decode and not self.colocated:
+            if standby.wakes:
+                needs = _ROLE_OF.get(request.terms.mode)
+                return None if needs is None or needs in standby.roles else f"no_{request.terms.mode}_engine"
+            if standby.phase is Phase.FAILED:
+                return "wake_failed"
         if not self.any_ready:
             return "no_engine"
         if request.terms.mode is None:

@@ -88,7 +88,7 @@ class StarvingEntries:
         while self._coming and self._coming[0][0] < now_s:
             heapq.heappush(self._starving, heapq.heappop(self._coming)[1])
         while self._starving:
-            entry = self._state.find_waiting(self._starving[0][2])
+            entry = self._state.find_waiting(self._starving[0][-1])
             if entry is not None and pool_key(entry) == self._starving[0]:
                 return self._starving[0]
             heapq.heappop(self._starving)

@@ -7,12 +7,16 @@ one with the least prompt tokens in work. `policies.flow.fetch_or_recompute` com
     compute_s_per_token    the prefill worker's seconds per prompt token, as outlier detection measures them
     bytes per token        those of the group's last finished prefill
     bytes/s                what the network oracle says of the path, shared with our own transfers there
+    slack_s                TTFT objective - age - (prompt tokens in work at the prefill worker + what it lacks of the
+                           prompt + PROMPT_TOKENS) * its seconds per prompt token
 
 Where a speed or the path is not known nothing is fetched. A worker without a speed of its own (a decode worker has
 computed no prompt) is taken to be as fast as the prefill worker. Not claimed: the bytes ahead at the ports, which only
-the flow agents know; the router takes its own transfers in flight for them.
+the flow agents know; the router takes its own transfers in flight for them. What follows the prefill is left out of
+the slack, because its decode worker is not chosen yet.
 """
 
+import math
 from collections.abc import Sequence
 
 from policies.dispatch.actions import PrefixFetch
@@ -56,7 +60,7 @@ class Lending:
         if not better:
             return None
         lender = min(better, key=lambda w: (-hits[w.id], w.prefilling_tokens, w.id))
-        prefix = self._prefix(lender, reader, hits[lender.id] - own, snapshot)
+        prefix = self._prefix(request, lender, reader, own, hits[lender.id], snapshot)
         if prefix is None:
             return None
         choice = choose(prefix, config)
@@ -68,9 +72,16 @@ class Lending:
             choice.fetch_s,
             choice.recompute_s,
             choice.terms,
+            choice.patience_s,
         )
 
-    def _prefix(self, lender: Worker, reader: Worker, tokens: int, snapshot: Snapshot) -> Prefix | None:
+    def _prefix(
+        self, request: Request, lender: Worker, reader: Worker, own: int, held: int, snapshot: Snapshot
+    ) -> Prefix | None:
+        """Returns the facts about a prefix of which the lender holds `held` tokens and the reader `own`; None if too
+        little is known.
+        """
+        tokens = held - own
         compute_s = self._state.prefill_s_per_token(reader.id)
         per_token = self._bytes_per_token.get(reader.group)
         if compute_s is None or per_token is None:
@@ -80,6 +91,10 @@ class Lending:
         if not network.known:
             return None
         bytes_per_s = size / max(network.seconds(reader, size), 1e-9)
+        slo_s, slack_s = request.terms.ttft_slo_s, math.inf
+        if slo_s is not None:
+            to_compute = reader.prefilling_tokens + request.prompt_tokens - own + PROMPT_TOKENS
+            slack_s = request.ttft_from_s + slo_s - snapshot.now_s - to_compute * compute_s
         lender_s = self._state.prefill_s_per_token(lender.id) or compute_s
         return Prefix(
             tokens=tokens,
@@ -89,4 +104,5 @@ class Lending:
             egress_bytes_per_s=bytes_per_s,
             ingress_bytes_per_s=bytes_per_s,
             lender_kv_used=lender.kv_usage,
+            slack_s=slack_s,
         )

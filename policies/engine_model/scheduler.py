@@ -22,6 +22,7 @@ Not claimed: layer-wise pipelining, swapping, chunk interleaving policies other 
 """
 
 import heapq
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.engine_model.batch import DecodeBatch
@@ -37,6 +38,20 @@ class Steps(NamedTuple):
     first_s: float
     growth_s: float
     prefill_tokens: int
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over an engine's steps: their durations; the steps that computed prompts, with the prompt tokens; the steps
+    that decoded, with their sequences and the KV tokens of these.
+    """
+
+    busy_s: float = 0.0
+    prefill_steps: int = 0
+    prefill_tokens: int = 0
+    decode_steps: int = 0
+    decode_seqs: int = 0
+    decode_kv_tokens: int = 0
 
 
 class EngineModel:
@@ -65,6 +80,9 @@ class EngineModel:
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
         self.preemptions_total = 0
+        self.step_totals = StepTotals()
+        # of the present steps: the seconds of the first, and how many more each later one takes
+        self._step = (0.0, 0.0)
         self._waiting: list[tuple[int, int, Sequence]] = []  # heap with stale entries
         self._n_waiting = 0
         self._orders = 0
@@ -118,6 +136,15 @@ class EngineModel:
             if seq.computed + chunk >= seq.prompt_tokens + seq.generated
             and seq.stage is SequenceStage.PREFILLING
         ]
+
+    def computing(self) -> list[Sequence]:
+        """Returns the sequences whose prompts the step under way computes."""
+        return [seq for seq, _ in self._chunks]
+
+    @property
+    def step_prefill_tokens(self) -> int:
+        """Number of prompt tokens that the step under way computes; 0 between steps."""
+        return sum(chunk for _, chunk in self._chunks) if self._in_step else 0
 
     # ------------------------------------------------------------------------------------------------ changes
 
@@ -203,6 +230,7 @@ class EngineModel:
         if not prefill_tokens and most > 1:
             count = min(most, batch.steps_to_finish(), 1 + batch.steps_within(self.pool.free))
         first_s = self.timing.step_s(prefill_tokens, len(batch), batch.kv_tokens)
+        self._step = first_s, self.timing.decode_per_kv_token_s * len(batch)
         return Steps(count, first_s, self.timing.decode_per_kv_token_s * len(batch), prefill_tokens)
 
     def end_step(self) -> StepResult:
@@ -217,6 +245,7 @@ class EngineModel:
         assert self._in_step, "end_steps without begin_steps"
         self._in_step = False
         batch = self.batch
+        self._count_steps(count)
         if count > 1:
             batch.advance(count - 1)
         running = len(batch)
@@ -233,6 +262,19 @@ class EngineModel:
             seq.stage = SequenceStage.DONE
         self._grow(result)
         return result
+
+    def _count_steps(self, count: int) -> None:
+        """Adds the first `count` of the present steps to the totals. The KV tokens grow by the batch size each step."""
+        totals, (first_s, growth_s), n = self.step_totals, self._step, len(self.batch)
+        later = count * (count - 1) // 2
+        totals.busy_s += count * first_s + later * growth_s
+        if self._chunks:
+            totals.prefill_steps += 1
+            totals.prefill_tokens += sum(chunk for _, chunk in self._chunks)
+        if n:
+            totals.decode_steps += count
+            totals.decode_seqs += count * n
+            totals.decode_kv_tokens += count * self.batch.kv_tokens + later * n
 
     # ------------------------------------------------------------------------------------------------ admission
 
@@ -270,7 +312,7 @@ class EngineModel:
         seq.allocation = self.pool.allocate(may_hit, self.pool.blocks_for(tokens))
         if seq.allocation is None:
             return False
-        seq.computed = seq.allocation.hits * size
+        seq.computed = max(seq.allocation.hits * size, seq.lent_tokens)
         seq.cached_tokens = min(seq.computed, seq.prompt_tokens)
         return True
 

@@ -25,7 +25,9 @@ class Sequence:
     A sequence finishes after `output_tokens` tokens at the latest (0 for `prefill_only`). The caller may also set
     `generated` before it adds the sequence: output that another engine has generated, whose KV is computed here.
     `hashes` are the hashes of the prompt's full blocks, or empty to keep the prompt out of the prefix cache. A `remote`
-    sequence gets its prompt's KV from another engine. `owner` is for the caller's own use.
+    sequence gets its prompt's KV from another engine. `lent_tokens` of a prefill, whole blocks from the prompt's
+    start, are read from another engine while the rest is computed, into the sequence's own blocks; it ends no step
+    before they have arrived, which is the caller's part. `owner` is for the caller's own use.
     """
 
     prompt_tokens: int
@@ -35,11 +37,12 @@ class Sequence:
     prefill_only: bool = False
     remote: bool = False
     owner: object = None
+    lent_tokens: int = 0
 
     stage: SequenceStage = SequenceStage.DONE
     allocation: Allocation | None = None
     cached_tokens: int = 0
-    """Prompt tokens that were cached at the last admission."""
+    """Prompt tokens that were cached, or lent, at the last admission."""
     computed: int = 0
     """Number of tokens whose KV exists; valid while PREFILLING."""
     offset: int = 0

@@ -5,7 +5,8 @@
 A chunk needs a free slot at both of its ports, the source's egress and the target's ingress, and takes both at once or
 none. At most `window` chunks are posted at a port. Each event frees slots or changes the order at a few ports only;
 among the flows that wait there and have room at both ports, the first in the policy's order is served, until none is
-left. While no other flow waits at a flow's ports, one permit covers all that is left of it.
+left. While no other flow waits at a flow's ports and no chunk of another is posted there, one permit covers all that is
+left of it, up to a bound in time.
 
 Which flow is served next, and which slots are kept for whom, is `policies.flow.matching`'s; the arbiter conserves work.
 
@@ -15,7 +16,9 @@ nothing has changed.
 """
 
 import math
+from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 from policies.flow import events as ev
 from policies.flow.alarms import Alarms
@@ -34,6 +37,16 @@ from policies.flow.ports import Held, OpenPermit, PortState, PortTable
 from policies.flow.registry import flow_policy
 from policies.flow.view import FlowView, view_of
 
+DELAY_WEIGHT = 0.1
+"""Weight of the latest chunk in the moving average of the messages' delay."""
+MOST_DELAY = 2.0
+"""Most that the delay adds to a chunk, in chunks' times: what is posted is the bound on harm."""
+MOST_IN_FLIGHT = 4096
+"""Most chunks of one flow that are in flight when it is submitted: a bound on one event's cost. ASSUMPTION: more than
+permits of all lives of an agent that a read outlasts."""
+ORDERED_A_TURN = 256
+"""Flows that hear of a new order in one event, a bound on its cost; the others do so in the ticks that follow at
+once."""
 PLACED_A_TURN = 4
 """Flows that one event places anew after a learned bandwidth has changed: a bound on an event's cost."""
 
@@ -51,8 +64,26 @@ class Arbiter:
         self._reds: dict[str, int] = {}
         self._pruned: frozenset[str] = frozenset()
         self._alarms = Alarms()
+        self._delay_s = 0.0
+        """Seconds of a chunk's two messages: from its permit to its report, less its time on the wire."""
         self._outdated: dict[Held, None] = {}
+        self._unordered: list[Held] = []
+        """Flows that have not heard of the latest order yet, the next one last."""
         self._dirty: dict[PortState, None] = {}
+        self._takers: dict[type[FlowEvent], Callable[[Any, float], None]] = {
+            ev.Submitted: self._submitted,
+            ev.Done: self._done,
+            ev.Posted: self._posted,
+            ev.Cleared: self._cleared,
+            ev.Advanced: self._advanced,
+            ev.Unscheduled: self._unscheduled,
+            ev.Withdrawn: self._withdrawn,
+            ev.Lost: self._lost,
+            ev.Ordered: self._ordered,
+            ev.PolicySet: self._policy_set,
+            ev.Bandwidth: self._bandwidth,
+            ev.Tick: self._tick,
+        }
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -69,11 +100,15 @@ class Arbiter:
 
     def next_tick_s(self) -> float | None:
         """Returns the time by which a `Tick` is needed if no other event comes, None if none is."""
-        return self._alarms.next_rested_s()
+        return self._now_s if self._unordered else self._alarms.next_rested_s()
 
     def view(self, flow_id: str, now_s: float) -> FlowView:
         """Returns where a flow stands. Raises UnknownFlow."""
         return view_of(self._held(flow_id), self.ports, now_s)
+
+    def rank(self, flow_id: str) -> tuple[float, ...]:
+        """Returns a flow's place in the policy's order; the least goes first. Raises UnknownFlow."""
+        return self._held(flow_id).rank
 
     def flow_ids(self) -> list[str]:
         """Returns the ids of all flows that have not ended, by submission."""
@@ -88,27 +123,7 @@ class Arbiter:
         """
         if not math.isfinite(now_s) or now_s < self._now_s:
             raise BadEvent(f"now_s is {now_s!r}, after {self._now_s!r}: pass a monotonic clock's time")
-        match event:
-            case ev.Done():
-                self._done(event, now_s)
-            case ev.Submitted():
-                self._submitted(event, now_s)
-            case ev.Advanced():
-                self._advanced(event, now_s)
-            case ev.Unscheduled():
-                self._unscheduled(event, now_s)
-            case ev.Withdrawn():
-                self._withdrawn(event, now_s)
-            case ev.Lost():
-                self._lost(event, now_s)
-            case ev.Ordered():
-                self._ordered(event, now_s)
-            case ev.PolicySet():
-                self._policy_set(event, now_s)
-            case ev.Bandwidth():
-                self._bandwidth(event, now_s)
-            case ev.Tick():
-                pass
+        self._takers[type(event)](event, now_s)
         self._now_s = now_s
         self._pass_time(now_s)
         return self._grant(now_s) if self._dirty else []
@@ -121,19 +136,20 @@ class Arbiter:
             )
         if len(self._flows) >= self.config.most_flows:
             raise TooManyFlows(f"{len(self._flows)} flows are held: raise most_flows or submit fewer at once")
-        if not 0 <= event.posted <= flow.size:
-            raise BadEvent(f"flow {flow.flow_id!r}: {event.posted!r} of {flow.size} bytes cannot be posted")
+        _check_in_flight(event)
         pair = self.ports.pair(flow.source, flow.target)
         turn = max(pair.egress.turn, pair.ingress.turn)
         state = pair.flows[flow.flow_id] = Held(flow, self._number, now_s, turn, pair)
         self._number += 1
         state.red = float(self._reds.get(flow.batch, math.inf))
         state.pruned = flow.request_id in self._pruned
+        state.lent = event.lent
+        if event.gated:
+            state.cleared = []
         self._flows[flow.flow_id] = state
         self._place(state, now_s)
-        if event.posted:
-            # Chunks in flight are one permit here, of which each Done takes its part.
-            self._post(state, event.posted, True, now_s)
+        for size in event.in_flight:
+            self._post(state, size, now_s, whole=state.posted + size == state.left)
         self._enqueue(state, now_s)
 
     def _done(self, event: ev.Done, now_s: float) -> None:
@@ -144,21 +160,56 @@ class Arbiter:
             raise BadEvent(f"flow {event.flow_id!r}: {event.size!r} bytes done, {state.left} were left")
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             raise BadEvent(f"flow {event.flow_id!r}: {event.seconds!r} seconds: they must be finite and >= 0")
-        permit = next((each for each in state.permits if each.size == event.size), state.permits[0])
+        permit = _answered(state.permits, event.size)
+        if not event.last and _would_end(state, permit, event.size):
+            raise BadEvent(
+                f"flow {event.flow_id!r}: nothing is left of it after these {event.size} bytes: say last"
+            )
         self._learn(state, permit, event, now_s)
         state.left -= event.size
-        if permit.whole and event.size < permit.size and not event.last:
+        others = [other for other in state.permits if other is not permit]
+        if permit.whole and event.size == permit.size and others:
+            # it has overtaken chunks that were permitted before it, of which one is the flow's last now
+            others[-1].whole = True
+            self._close(state, permit, now_s)
+        elif permit.whole or (permit.in_flight and event.size < permit.size):
             permit.size -= event.size
             state.posted -= event.size
+            if state.lent and not (state.unscheduled or state.withdrawn):
+                # its next chunk is posted when the reader's ingress has room
+                self._stop(state, permit, now_s)
         else:
             self._close(state, permit, now_s)
-        if event.last or not state.left or (state.withdrawn and not state.permits):
+        self._fill(state)
+        if event.last:
             self._end(state, now_s)
         elif not state.withdrawn:
             # a chunk boundary: any timer of its old place is void
             state.place = None
             self._place(state, now_s)
-            self._enqueue(state, now_s)
+            # its open permits may cover more than is left, because a chunk may move less than it was permitted
+            self._requeue(state, now_s)
+
+    def _posted(self, event: ev.Posted, now_s: float) -> None:
+        state = self._held(event.flow_id)
+        if not state.lent or not state.permits:
+            raise BadEvent(f"flow {event.flow_id!r} is not lent or has no permit: post by permit only")
+        for permit in state.permits:
+            if not permit.moving:
+                self._move(state, permit, now_s)
+                return
+
+    def _cleared(self, event: ev.Cleared, now_s: float) -> None:
+        state = self._held(event.flow_id)
+        if event.size is None:
+            state.cleared = None
+        elif type(event.size) is not int or event.size < 0:
+            raise BadEvent(f"flow {event.flow_id!r}: {event.size!r} bytes cleared: it must be a whole number")
+        elif event.size == 0:
+            state.cleared = []
+        elif state.cleared is not None:
+            state.cleared.append(event.size)
+        self._requeue(state, now_s)
 
     def _advanced(self, event: ev.Advanced, now_s: float) -> None:
         state = self._held(event.flow_id)
@@ -174,7 +225,7 @@ class Arbiter:
         if state.withdrawn:
             raise BadEvent(f"flow {event.flow_id!r} is withdrawn: nothing more of it may be posted")
         state.unscheduled = True
-        self._post_only(state, state.left, now_s)
+        self._post_only(state, state.left, now_s, whole=True)
         self._dequeue(state)
 
     def _withdrawn(self, event: ev.Withdrawn, now_s: float) -> None:
@@ -185,7 +236,7 @@ class Arbiter:
             )
         state.withdrawn = True
         if event.posted:
-            self._post_only(state, event.posted, now_s)
+            self._post_only(state, event.posted, now_s, whole=False)
             self._dequeue(state)
         else:
             self._end(state, now_s)
@@ -204,15 +255,27 @@ class Arbiter:
     def _ordered(self, event: ev.Ordered, now_s: float) -> None:
         self._reds = {batch: rank for rank, batch in enumerate(event.batches)}
         self._pruned = frozenset(event.pruned)
-        for state in self._flows.values():
+        self._unordered = list(self._flows.values())
+        self._unordered.reverse()
+        self._order_some(ORDERED_A_TURN, now_s)
+
+    def _order_some(self, most: int, now_s: float) -> None:
+        """Lets up to `most` flows hear of the latest order, by submission."""
+        for _ in range(min(most, len(self._unordered))):
+            state = self._unordered.pop()
             red = float(self._reds.get(state.flow.batch, math.inf))
             pruned = state.flow.request_id in self._pruned
-            if red == state.red and pruned == state.pruned:
+            if self._flows.get(state.flow.flow_id) is not state or (
+                red == state.red and pruned == state.pruned
+            ):
                 continue
             moved = pruned != state.pruned or state.flow.stage is not Stage.P2D
             state.red, state.pruned = red, pruned
             if moved:
                 self._place(state, now_s)
+
+    def _tick(self, event: ev.Tick, now_s: float) -> None:
+        self._order_some(ORDERED_A_TURN, now_s)
 
     def _policy_set(self, event: ev.PolicySet, now_s: float) -> None:
         self.policy = flow_policy(event.choice.name, event.choice.params)
@@ -254,14 +317,18 @@ class Arbiter:
         self._dirty[state.pair.egress] = self._dirty[state.pair.ingress] = None
 
     def _enqueue(self, state: Held, now_s: float) -> None:
-        """Lets a flow wait for a permit if it has bytes without one and its rate allows it now."""
+        """Lets a flow wait for a permit if it has bytes without one, its source's arbiter permits them, and its rate
+        allows it now. Its ports count it as waiting in any case.
+        """
         self._touch(state)
-        if state.entry or state.withdrawn or state.waiting <= 0:
+        if state.entry or state.withdrawn or state.left <= state.posted:
             return
         if not state.counted:
             state.counted = True
             state.pair.egress.waiting += 1
             state.pair.ingress.waiting += 1
+        if state.waiting <= 0:
+            return
         if state.ready_at > now_s and state.place is not None and state.place.rate is not None:
             self._alarms.rests(state)
             return
@@ -275,11 +342,27 @@ class Arbiter:
             state.pair.ingress.waiting -= 1
         self._touch(state)
 
-    def _post(self, state: Held, size: int, whole: bool, now_s: float) -> None:
-        """Counts a chunk as posted at both ports."""
+    def _requeue(self, state: Held, now_s: float) -> None:
+        """Lets a flow wait for a permit, or no longer, as its bytes and its source's permits are now."""
+        if state.waiting <= 0:
+            self._dequeue(state)
+        self._enqueue(state, now_s)
+
+    def _post(
+        self,
+        state: Held,
+        size: int,
+        now_s: float,
+        whole: bool = False,
+        in_flight: bool = False,
+        moves: bool = True,
+    ) -> None:
+        """Counts a chunk as posted at both ports; it `moves` now unless its permit waits for the reader's ingress."""
         egress, ingress = state.pair.egress, state.pair.ingress
-        clocks = egress.integral(now_s), ingress.integral(now_s)
-        state.permits.append(OpenPermit(size, whole, now_s, *clocks))
+        permit = OpenPermit(size, whole, in_flight)
+        state.permits.append(permit)
+        if moves:
+            self._move(state, permit, now_s)
         state.posted += size
         state.passed = 0
         if state.stalled_at is not None:
@@ -290,22 +373,45 @@ class Arbiter:
             port.turn = max(port.turn, state.turn)
         state.turn += size
 
-    def _post_only(self, state: Held, size: int, now_s: float) -> None:
+    def _move(self, state: Held, permit: OpenPermit, now_s: float) -> None:
+        """Begins to count a permit's chunk in the time in which both ports are busy."""
+        egress, ingress = state.pair.egress, state.pair.ingress
+        permit.begin(now_s, egress.integral(now_s), ingress.integral(now_s))
+        egress.moving += 1
+        ingress.moving += 1
+
+    def _stop(self, state: Held, permit: OpenPermit, now_s: float) -> None:
+        """Ends what `_move` has begun."""
+        if permit.moving:
+            permit.moving = False
+            for port in (state.pair.egress, state.pair.ingress):
+                port.integral(now_s)
+                port.moving -= 1
+
+    def _post_only(self, state: Held, size: int, now_s: float, whole: bool) -> None:
         """Replaces a flow's open permits by one for all that its worker has posted, up to `last`.
 
         Permits that crossed the worker's message on their way are void.
         """
         for permit in list(state.permits):
             self._close(state, permit, now_s)
-        self._post(state, size, True, now_s)
+        self._post(state, size, now_s, whole, not whole)
+
+    def _fill(self, state: Held) -> None:
+        """Lets a flow's whole permit, if it has one, cover what no other permit of it covers."""
+        for permit in state.permits:
+            if permit.whole:
+                more = max(-permit.size, state.left - state.posted)
+                permit.size += more
+                state.posted += more
 
     def _close(self, state: Held, permit: OpenPermit, now_s: float) -> None:
         """Ends an open permit and frees its slots."""
+        self._stop(state, permit, now_s)
         state.permits.remove(permit)
         state.posted -= permit.size
-        for port in (state.pair.egress, state.pair.ingress):
-            port.integral(now_s)
-            port.posted -= 1
+        state.pair.egress.posted -= 1
+        state.pair.ingress.posted -= 1
         if not state.permits:
             state.stalled_at = now_s
         self._touch(state)
@@ -323,9 +429,11 @@ class Arbiter:
         self.ports.leave(state.pair, state)
 
     def _learn(self, state: Held, permit: OpenPermit, event: ev.Done, now_s: float) -> None:
-        if not self.config.learn or event.seconds <= 0.0:
+        if not self.config.learn or event.seconds <= 0.0 or not permit.moving:
             return
         elapsed = now_s - permit.at_s
+        delay_s = min(max(0.0, elapsed - event.seconds), MOST_DELAY * self.config.chunk_s)
+        self._delay_s += DELAY_WEIGHT * (delay_s - self._delay_s)
         for port, since in (
             (state.pair.egress, permit.egress_clock),
             (state.pair.ingress, permit.ingress_clock),
@@ -339,9 +447,7 @@ class Arbiter:
                         # places depend on the bandwidth by their deadlines
                         if other.due_at is not None:
                             self._outdated[other] = None
-        permit.at_s = now_s
-        permit.egress_clock = state.pair.egress.integral(now_s)
-        permit.ingress_clock = state.pair.ingress.integral(now_s)
+        permit.begin(now_s, state.pair.egress.integral(now_s), state.pair.ingress.integral(now_s))
 
     def _pass_time(self, now_s: float) -> None:
         """Places flows anew whose time has come, or whose bandwidth has been learned anew."""
@@ -368,24 +474,31 @@ class Arbiter:
         return permits
 
     def _permit(self, state: Held, now_s: float) -> Permit:
-        """Gives a flow its next chunk, or all that is left of it if nobody else waits at its ports."""
+        """Gives a flow its next chunk, or all that is left of it if it has its ports to itself."""
         place = state.place
         assert place is not None
         if place.rate is not None:
             # the rate that is needed from now on
             place = self.policy.place(state, self.ports, now_s)
-        egress, ingress = state.pair.egress, state.pair.ingress
         count_passed(state)
         rate = self.ports.rate(state.flow.source, state.flow.target)
         waiting = state.waiting
         config = self.config
-        size = min(waiting, max(config.least_chunk_bytes, int(rate * config.chunk_s)))
-        alone = egress.waiting == 1 and ingress.waiting == 1 and place.rate is None
-        if alone and config.whole_read_when_alone:
+        # Without the delay, messages that take as long as a chunk make the port look slower and so each chunk smaller
+        # than the one before, down to the least.
+        size = min(waiting, max(config.least_chunk_bytes, int(rate * (config.chunk_s + self._delay_s))))
+        if state.cleared:
+            # The source's arbiter does not see what other sources send to this ingress. Where nothing else is there,
+            # its size stands, because both arbiters count the same chunks.
+            if _is_alone_at(state.pair.ingress, state):
+                size = waiting
+        elif config.whole_read_when_alone and place.rate is None and _is_alone(state):
             most_s = config.whole_at_most_s
-            size = waiting if most_s is None else min(waiting, max(size, int(rate * most_s)))
-        whole = size == waiting
-        self._post(state, size, whole, now_s)
+            size = waiting if most_s is None else min(waiting, max(size, int(rate * most_s) - state.posted))
+        whole = size == state.left - state.posted
+        self._post(state, size, now_s, whole, moves=not state.lent)
+        if state.cleared:
+            del state.cleared[0]
         if place.rate is not None:
             state.ready_at = now_s + size / place.rate
         level = place.level
@@ -395,6 +508,51 @@ class Arbiter:
         if self.policy.turns:
             self._place(state, now_s)
         return Permit(state.flow.flow_id, size, level, whole)
+
+
+def _answered(permits: list[OpenPermit], size: int) -> OpenPermit:
+    """Returns the permit that a chunk of `size` bytes answers: the least that allows as much, else the oldest.
+
+    The oldest that allows as much may be one for several chunks in flight, which then never arrive in full. A permit
+    whose chunk is not posted yet is answered only where there is no other.
+    """
+    posted = [permit for permit in permits if permit.moving] or permits
+    allow = [permit for permit in posted if permit.size >= size]
+    return min(allow, key=lambda permit: permit.size) if allow else posted[0]
+
+
+def _would_end(state: Held, permit: OpenPermit, size: int) -> bool:
+    """Returns whether a chunk of `size` bytes, which answers `permit`, is the last that the flow can have."""
+    if state.withdrawn:
+        return len(state.permits) == 1 and size >= permit.size
+    return size == state.left
+
+
+def _is_alone(state: Held) -> bool:
+    """Returns whether no other flow waits at the flow's ports, and nothing is posted there but its own chunks.
+
+    Who waits is not enough: where the last slot falls to a flow that waits alone behind another's chunks, as any flow
+    does on its arrival, whole reads would fill the ports in the order of arrival, whatever the policy.
+    """
+    return _is_alone_at(state.pair.egress, state) and _is_alone_at(state.pair.ingress, state)
+
+
+def _is_alone_at(port: PortState, state: Held) -> bool:
+    return port.waiting == 1 and port.posted == len(state.permits)
+
+
+def _check_in_flight(event: ev.Submitted) -> None:
+    """Raises BadEvent if the chunks in flight cannot be the flow's."""
+    sizes, flow = event.in_flight, event.flow
+    if len(sizes) > MOST_IN_FLIGHT:
+        raise BadEvent(
+            f"flow {flow.flow_id!r}: {len(sizes)} chunks in flight, at most {MOST_IN_FLIGHT} can be"
+        )
+    if any(type(size) is not int or size <= 0 for size in sizes) or sum(sizes) > flow.size:
+        raise BadEvent(
+            f"flow {flow.flow_id!r}: chunks {list(sizes[:8])} in flight: each has at least 1 byte, all together "
+            f"at most the {flow.size} that are left"
+        )
 
 
 ALONE = 1 - 1e-9

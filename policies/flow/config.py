@@ -15,13 +15,17 @@ class ArbiterConfig:
     permit is on its way.
     """
     chunk_s: Annotated[float, Number(above=0.0, unit="s")] = 0.010
-    """Time that a chunk should take at the learned bandwidth of the slower of its two ports."""
+    """Time that a chunk should take at the learned bandwidth of the slower of its two ports, beside the time of its
+    messages, for which it is larger.
+    """
     least_chunk_bytes: Annotated[int, Whole(1, unit="bytes")] = 65_536
     """Least size of a chunk, unless less is left."""
     whole_read_when_alone: Annotated[bool, Flag()] = True
-    """Whether one permit covers all that is left of a flow while no other flow waits at its ports."""
-    whole_at_most_s: Annotated[float, Number(above=0.0, unit="s")] | None = None
-    """Longest time at the learned bandwidth that such a permit may cover; null: any. What is posted delays others."""
+    """Whether one permit covers all that is left of a flow while its ports have no other flow, waiting or posted."""
+    whole_at_most_s: Annotated[float, Number(above=0.0, unit="s")] | None = 0.030
+    """Most that such permits may cover, in seconds at the learned bandwidth; null: any. A flow that comes next waits
+    for what is posted. By default it is three chunks' time, so that a read alone needs a third of the messages.
+    """
     port_bytes_per_s: Annotated[float, Number(above=0.0, unit="bytes/s")] = 1.25e9
     """Bandwidth of a port until it is learned or named by an event."""
     learn: Annotated[bool, Flag()] = True

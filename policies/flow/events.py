@@ -4,7 +4,12 @@
 
 A permit for a chunk is answered by exactly one `Done`, whose size is what was really moved: it may differ from the
 permitted size, because a chunk ends where a block ends. A `whole` permit covers all that was left; it is answered by
-any number of `Done`s, the last of which says `last`.
+any number of `Done`s, the last of which says `last`. What a chunk before it leaves of its own permit is its part too.
+
+Where the source's egress belongs to another node's arbiter, the flow is submitted `gated`: it waits for that arbiter's
+permits first (`Cleared`), and then for the ports here. Every arbiter gives a chunk its egress before its ingress, and
+only posted chunks hold an ingress, so nothing waits in a circle. The source's arbiter hears of it when such a chunk is
+`Posted`, because only from then on its port is busy with it.
 """
 
 from dataclasses import dataclass
@@ -15,10 +20,15 @@ from policies.state.events import PolicyChoice
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A flow asks for permits. `posted` of its bytes are on their way already (a restarted agent learns them so)."""
+    """A flow asks for permits. `in_flight` are the bytes of each of its chunks that are on their way already (a
+    restarted agent learns them so). A `gated` flow gets no permit before it is `Cleared`. A `lent` one is read by
+    another node, whose arbiter says when each permitted chunk is `Posted`.
+    """
 
     flow: Flow
-    posted: int = 0
+    in_flight: tuple[int, ...] = ()
+    gated: bool = False
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,23 @@ class Done:
     size: int
     seconds: float
     last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """The next permitted chunk of a lent flow is on its way: the arbiter of its reader had room at the ingress."""
+
+    flow_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The source's arbiter permits a gated flow one more chunk of up to `size` bytes. None: all that is left, and the
+    flow is gated no more. 0: what was cleared and is not posted is taken back, and the flow is gated.
+    """
+
+    flow_id: str
+    size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +129,18 @@ class Tick:
 
 
 FlowEvent = (
-    Submitted | Done | Advanced | Unscheduled | Withdrawn | Lost | Ordered | PolicySet | Bandwidth | Tick
+    Submitted
+    | Done
+    | Posted
+    | Cleared
+    | Advanced
+    | Unscheduled
+    | Withdrawn
+    | Lost
+    | Ordered
+    | PolicySet
+    | Bandwidth
+    | Tick
 )
 
 

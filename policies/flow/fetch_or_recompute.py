@@ -3,11 +3,16 @@
     fetch = lend + max over both ports of (bytes ahead of it / B(1-rho)) + bytes / min B(1-rho)
     recompute = tokens * seconds per token
     fetched if  fetch * (1 + margin) < recompute
+    patience = min(recompute - wait - move, max(slack, lend * (1 + margin)))
 
 `lend` is the time until the lender's lease stands: its queue and a prefill of prefix + 1 token, nearly all of it a hit.
 Bytes ahead are those of flows at its own level or above, so the estimate is that of the class it will travel in. Both
 alternatives delay the same request, so their difference is what the request gains. Not claimed: what either costs
 others; the arbiter's levels and the bound on lending keep that small.
+
+`patience` bounds the wait for the lease. Later than the first term, computing would have been faster, so a loan that
+fails costs at most as much again as it was to save. A request with a TTFT objective waits no longer than it may and
+still be in time by computing (`slack`), but as long as the loan is expected to take.
 """
 
 import math
@@ -68,16 +73,21 @@ class Prefix:
     """Bytes of flows at the reader's ingress that go before it."""
     lender_kv_used: float = 0.0
     """Share of the lender's KV cache that is in use."""
+    slack_s: float = math.inf
+    """Time that the request may lose and still meet its TTFT objective by computing; infinite without an objective, and
+    negative where it will miss it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class FetchChoice:
-    """Whether to fetch, why, and the numbers for `explain`."""
+    """Whether to fetch, why, the longest wait for the lender's lease, and the numbers for `explain`."""
 
     fetch: bool
     reason: FetchReason
     fetch_s: float
     recompute_s: float
+    patience_s: float
     terms: Mapping[str, float]
 
 
@@ -99,7 +109,9 @@ def choose(prefix: Prefix, config: FetchConfig) -> FetchChoice:
     else:
         reason = FetchReason.SLOWER
     terms = {"lend_s": prefix.lend_s, "wait_s": wait_s, "move_s": move_s, "tokens": float(prefix.tokens)}
-    return FetchChoice(reason is FetchReason.FASTER, reason, fetch_s, recompute_s, terms)
+    least_s = prefix.lend_s * (1 + config.margin)
+    patience_s = max(0.0, min(recompute_s - wait_s - move_s, max(prefix.slack_s, least_s)))
+    return FetchChoice(reason is FetchReason.FASTER, reason, fetch_s, recompute_s, patience_s, terms)
 
 
 def _check(prefix: Prefix) -> None:
@@ -119,3 +131,5 @@ def _check(prefix: Prefix) -> None:
         value = getattr(prefix, name)
         if not (math.isfinite(value) and value > 0):
             raise BadEvent(f"prefix: {name} is {value!r}: it must be finite and above 0")
+    if math.isnan(prefix.slack_s):
+        raise BadEvent("prefix: slack_s is nan: it must be a number")

@@ -13,10 +13,14 @@ follows the pseudo-code. Deviations: the bottleneck is the port of largest load 
 the same where all ports are equal; pruning stops where no request in the pool has load on the bottleneck port, because
 it could not help (the pseudo-code would spend its whole budget on a batch that only computes for too long). The
 estimate adds no other batch's computation, as in the pseudo-code, whose interference S is load only.
+
+Cost: S only grows between two prunings, so the fullest port of the batches before is carried along, and a batch looks
+at its own ports alone. With n requests on p ports and k of them pruned it is O(n log n + k p), not O(batches x p).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from policies.flow.base import BadEvent, Flow, Port, Side, is_finite
 from policies.flow.events import Ordered
@@ -111,32 +115,62 @@ def schedule(
     of RED are broken by the batch's name, ties of load by the request's id. Raises BadEvent for a port without
     bandwidth.
     """
-    _check(batches, bandwidth, drop_budget)
-    urgent = {batch.batch: urgency([request.due_at for request in batch.requests]) for batch in batches}
+    steps = schedule_steps(batches, bandwidth, drop_budget, now_s)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as made:
+            order: InterRequestOrder = made.value
+            return order
+
+
+def schedule_steps(
+    batches: Sequence[Batch],
+    bandwidth: Mapping[Port, float],
+    drop_budget: int,
+    now_s: float,
+) -> Generator[None, None, InterRequestOrder]:
+    """Runs `schedule` in steps of a batch or a pruned request each, so that the caller can do other work in between."""
+    if drop_budget < 0:
+        raise BadEvent(f"drop budget is {drop_budget}: it must be at least 0")
+    urgent: dict[str, Urgency] = {}
+    order: list[tuple[float, str, Batch]] = []
+    requests: set[str] = set()
+    for batch in batches:
+        _check(batch, urgent, requests, bandwidth)
+        found = urgent[batch.batch] = urgency([request.due_at for request in batch.requests])
+        order.append((found.red, batch.batch, batch))
+        yield
+    heapify(order)
     before: dict[Port, int] = {}
-    pool: dict[str, tuple[str, RequestLoad]] = {}
+    fullest: _Fullest = (0.0, None)
+    pool = _Pool()
     judged: list[Judged] = []
     pruned: list[str] = []
-    for batch in sorted(batches, key=lambda each: (urgent[each.batch].red, each.batch)):
+    while order:
+        _, name, batch = heappop(order)
         own: dict[Port, int] = {}
         for request in batch.requests:
-            pool[request.request_id] = (batch.batch, request)
+            pool.take(name, request)
             _add(own, request.load, 1)
         while True:
-            finish_at, bottleneck = _finish(batch, before, own, bandwidth, now_s)
-            if finish_at <= urgent[batch.batch].loose or len(pruned) >= drop_budget or bottleneck is None:
+            yield
+            worst_s, bottleneck = _fuller(fullest, before, own, bandwidth)
+            finish_at = now_s + batch.compute_s + worst_s
+            if finish_at <= urgent[name].loose or len(pruned) >= drop_budget or bottleneck is None:
                 break
-            heaviest = max(
-                (request for _, request in pool.values()),
-                key=lambda request: (request.load.get(bottleneck, 0), request.request_id),
-                default=None,
-            )
-            if heaviest is None or not heaviest.load.get(bottleneck, 0):
+            heaviest = pool.drop_heaviest(bottleneck)
+            if heaviest is None:
                 break
-            owner, _ = pool.pop(heaviest.request_id)
-            pruned.append(heaviest.request_id)
-            _add(own if owner == batch.batch else before, heaviest.load, -1)
-        judged.append(Judged(batch.batch, urgent[batch.batch], finish_at))
+            owner, request = heaviest
+            pruned.append(request.request_id)
+            if owner == name:
+                _add(own, request.load, -1)
+            else:
+                _add(before, request.load, -1)
+                fullest = _fuller((0.0, None), {}, before, bandwidth)
+        judged.append(Judged(name, urgent[name], finish_at))
+        fullest = (worst_s, bottleneck)
         _add(before, own, 1)
     return InterRequestOrder(tuple(judged), tuple(pruned))
 
@@ -146,20 +180,66 @@ def load_of(flow: Flow) -> dict[Port, int]:
     return {Port(flow.source, Side.EGRESS): flow.size, Port(flow.target, Side.INGRESS): flow.size}
 
 
-def _finish(
-    batch: Batch,
-    before: Mapping[Port, int],
-    own: Mapping[Port, int],
-    bandwidth: Mapping[Port, float],
-    now_s: float,
-) -> tuple[float, Port | None]:
-    """Returns F_i and the bottleneck port u*, None where no port bears load."""
-    worst_s, bottleneck = 0.0, None
-    for port in {**before, **own}:
-        seconds = (before.get(port, 0) + own.get(port, 0)) / bandwidth[port]
+_Fullest = tuple[float, Port | None]
+"""The seconds that the fullest port needs for its load, and the port; (0, None) where no port bears load."""
+
+
+def _fuller(
+    fullest: _Fullest, before: Mapping[Port, int], own: Mapping[Port, int], bandwidth: Mapping[Port, float]
+) -> _Fullest:
+    """Returns the bottleneck u* with a batch's `own` load: the fullest port `before` it, or one of its own."""
+    worst_s, bottleneck = fullest
+    for port, size in own.items():
+        seconds = (before.get(port, 0) + size) / bandwidth[port]
         if seconds > worst_s:
             worst_s, bottleneck = seconds, port
-    return now_s + batch.compute_s + worst_s, bottleneck
+    return worst_s, bottleneck
+
+
+class _Last(str):
+    """A request's id that sorts the other way round: of equal loads the last id is pruned."""
+
+    __slots__ = ()
+
+    def __lt__(self, other: str) -> bool:
+        return str.__gt__(self, other)
+
+
+class _Pool:
+    """The requests taken so far. The loads of a port become a heap when it is first asked for its heaviest."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, tuple[str, RequestLoad]] = {}
+        self._loads: dict[Port, list[tuple[int, str]]] = {}
+        self._heaps: dict[Port, list[tuple[int, _Last]]] = {}
+
+    def take(self, batch: str, request: RequestLoad) -> None:
+        """Takes a request of a batch in."""
+        self._taken[request.request_id] = (batch, request)
+        for port, size in request.load.items():
+            if not size:
+                continue
+            heap = self._heaps.get(port)
+            if heap is not None:
+                heappush(heap, (-size, _Last(request.request_id)))
+                continue
+            loads = self._loads.get(port)
+            if loads is None:
+                loads = self._loads[port] = []
+            loads.append((-size, request.request_id))
+
+    def drop_heaviest(self, port: Port) -> tuple[str, RequestLoad] | None:
+        """Takes out the request with the most load on the port; returns it with its batch, None if there is none."""
+        heap = self._heaps.get(port)
+        if heap is None:
+            loads = self._loads.pop(port, [])
+            heap = self._heaps[port] = [(load, _Last(name)) for load, name in loads if name in self._taken]
+            heapify(heap)
+        while heap:
+            _, request_id = heappop(heap)
+            if request_id in self._taken:
+                return self._taken.pop(request_id)
+        return None
 
 
 def _add(total: dict[Port, int], load: Mapping[Port, int], sign: int) -> None:
@@ -167,21 +247,18 @@ def _add(total: dict[Port, int], load: Mapping[Port, int], sign: int) -> None:
         total[port] = total.get(port, 0) + sign * size
 
 
-def _check(batches: Sequence[Batch], bandwidth: Mapping[Port, float], drop_budget: int) -> None:
-    if drop_budget < 0:
-        raise BadEvent(f"drop budget is {drop_budget}: it must be at least 0")
-    names = [batch.batch for batch in batches]
-    ids = [request.request_id for batch in batches for request in batch.requests]
-    for what, given in (("batch", names), ("request", ids)):
-        if len(set(given)) < len(given):
-            twice = sorted(name for name in set(given) if given.count(name) > 1)
-            raise BadEvent(f"{what} {twice[0]!r} is given twice: a request belongs to one batch")
-    for batch in batches:
-        for request in batch.requests:
-            for port, size in request.load.items():
-                if size < 0 or not is_finite(size):
-                    raise BadEvent(
-                        f"request {request.request_id!r}: load {size!r} at {port}: it must be >= 0"
-                    )
-                if not bandwidth.get(port, 0.0) > 0.0:
-                    raise BadEvent(f"port {port} bears load and has no bandwidth: give its bytes/s, above 0")
+def _check(
+    batch: Batch, batches: Mapping[str, object], requests: set[str], bandwidth: Mapping[Port, float]
+) -> None:
+    """Raises BadEvent for a batch that was given before, or has a load that cannot be. Adds its ids to `requests`."""
+    if batch.batch in batches:
+        raise BadEvent(f"batch {batch.batch!r} is given twice: a request belongs to one batch")
+    for request in batch.requests:
+        if request.request_id in requests:
+            raise BadEvent(f"request {request.request_id!r} is given twice: a request belongs to one batch")
+        requests.add(request.request_id)
+        for port, size in request.load.items():
+            if size < 0 or not is_finite(size):
+                raise BadEvent(f"request {request.request_id!r}: load {size!r} at {port}: it must be >= 0")
+            if not bandwidth.get(port, 0.0) > 0.0:
+                raise BadEvent(f"port {port} bears load and has no bandwidth: give its bytes/s, above 0")

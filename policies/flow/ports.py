@@ -1,13 +1,13 @@
 """Ports of an arbiter: which flows wait there, what is posted there, and the bandwidth B(1-rho) that is learned there.
 
-    share = integral over a chunk's time of dt / n(t)      n(t): own chunks posted at the port, this one included
+    share = integral over a chunk's time of dt / n(t)      n(t): own chunks moving at the port, this one included
     B(1-rho) = sum of bytes / sum of shares                over the port's latest chunks
 
 The shares of chunks that overlap add up to the time in which the port was busy with own chunks. So own concurrency is
-divided out, and the estimate is a throughput that the port has really reached: it cannot exceed the port, only fall
-short of it where the other ports of its flows were slower. A chunk that was alone takes the seconds that its worker
-measured, which contain no delay of a permit; one that was not takes the arbiter's clock, because a report that comes
-late would make its seconds look short.
+divided out, and so is the time for which permits wait for the port of another node's arbiter. The estimate is a
+throughput that the port has really reached: it cannot exceed the port, only fall short of it where the other ports of
+its flows were slower. A chunk that was alone takes the seconds that its worker measured, which contain no delay of a
+permit; one that was not takes the arbiter's clock, because a report that comes late would make its seconds look short.
 """
 
 from collections import deque
@@ -29,15 +29,26 @@ LEAST_CHUNKS = 3
 
 
 class OpenPermit:
-    """A permit that its worker has not answered in full, with both ports' clocks of busy time when it was given."""
+    """A permit that its worker has not answered in full. While its chunk is `moving` it has both ports' clocks of busy
+    time as they were when that began.
 
-    __slots__ = ("at_s", "egress_clock", "ingress_clock", "size", "whole")
+    A `whole` one covers all that no other permit of its flow covers, also what a chunk leaves of its own permit, and
+    stays open until the flow ends. One `in_flight` stands for any number of chunks, and is over with its last byte. One
+    that the arbiter of the reader's ingress holds back does not move yet.
+    """
 
-    def __init__(
-        self, size: int, whole: bool, at_s: float, egress_clock: float, ingress_clock: float
-    ) -> None:
+    __slots__ = ("at_s", "egress_clock", "in_flight", "ingress_clock", "moving", "size", "whole")
+
+    def __init__(self, size: int, whole: bool, in_flight: bool) -> None:
         self.size = size
         self.whole = whole
+        self.in_flight = in_flight
+        self.moving = False
+        self.at_s = self.egress_clock = self.ingress_clock = 0.0
+
+    def begin(self, at_s: float, egress_clock: float, ingress_clock: float) -> None:
+        """Notes that its chunk, or its next one, moves from now on."""
+        self.moving = True
         self.at_s = at_s
         self.egress_clock = egress_clock
         self.ingress_clock = ingress_clock
@@ -47,9 +58,11 @@ class Held(FlowState):
     """A flow's state with what only the arbiter needs."""
 
     __slots__ = (
+        "cleared",
         "counted",
         "entry",
         "held_s",
+        "lent",
         "pair",
         "passed",
         "permits",
@@ -77,6 +90,20 @@ class Held(FlowState):
         """Seconds for which none of its chunks was on its way, up to `stalled_at`."""
         self.withdrawn = False
         self.unscheduled = False
+        self.lent = False
+        """Whether its reader is another node's, whose arbiter says when each permitted chunk is posted."""
+        self.cleared: list[int] | None = None
+        """Sizes of the chunks that its source's arbiter has permitted and that are not posted, oldest first; None where
+        the source's egress is this arbiter's own.
+        """
+
+    @property
+    def waiting(self) -> int:
+        """The bytes that the next permit may cover."""
+        left = self.left - self.posted
+        if self.cleared is None:
+            return left
+        return min(left, self.cleared[0]) if self.cleared else 0
 
 
 class Pair:
@@ -137,6 +164,7 @@ class PortState:
         "_samples",
         "_sum_bytes",
         "_sum_shares",
+        "moving",
         "nominal",
         "pairs",
         "port",
@@ -155,9 +183,11 @@ class PortState:
         self.pairs: dict[str, Pair] = {}
         """Pairs by the other node, as long as flows of theirs may wait."""
         self.posted = 0
-        """Chunks that are posted now."""
+        """Chunks that are permitted and have not arrived."""
+        self.moving = 0
+        """Permitted chunks that are posted: the arbiter of another node may hold permits back for its ingress."""
         self.waiting = 0
-        """Flows that wait for a permit here."""
+        """Flows with bytes that no permit covers, whether they wait here or for their source's arbiter."""
         self.turn = 0.0
         """Virtual time of fair sharing, in bytes."""
         self._heads: list[tuple[tuple[float, ...], int, Pair]] = []
@@ -205,8 +235,8 @@ class PortState:
 
     def integral(self, now_s: float) -> float:
         """Returns the integral of dt / n(t) over all time in which own chunks were posted."""
-        if self.posted:
-            self._integral += (now_s - self._integral_at) / self.posted
+        if self.moving:
+            self._integral += (now_s - self._integral_at) / self.moving
         self._integral_at = now_s
         return self._integral
 

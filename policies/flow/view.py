@@ -22,6 +22,8 @@ class FlowView:
     """Bytes that have not arrived."""
     posted: int
     """Bytes that were permitted and have not arrived."""
+    permits: tuple[int, ...]
+    """Bytes of each open permit, the oldest first."""
     held_s: float
     """Seconds for which none of the flow's chunks was on its way."""
     bytes_per_s: float
@@ -44,6 +46,7 @@ def view_of(state: Held, ports: PortTable, now_s: float) -> FlowView:
         pruned=state.pruned,
         left=state.left,
         posted=state.posted,
+        permits=tuple(permit.size for permit in state.permits),
         held_s=state.held_s + (0.0 if state.stalled_at is None else max(now_s - state.stalled_at, 0.0)),
         bytes_per_s=ports.rate(flow.source, flow.target),
         unscheduled=state.unscheduled,

@@ -1,7 +1,7 @@
 """The journal of a flow arbiter, in JSON lines: every event with its time, and below it the permits or the refusal.
 
-    {"flow_journal": 1, "version": .., "config": {..}, "policy": {"name", "params"}}                  header
-    {"n": 0, "now_s": .., "event": "Submitted", "flow": {..}, "posted": 0, "permits": [{..}]}
+    {"flow_journal": 2, "version": .., "config": {..}, "policy": {"name", "params"}}                  header
+    {"n": 0, "now_s": .., "event": "Submitted", "flow": {..}, "in_flight": [], "permits": [{..}]}
     {"n": 1, "now_s": .., "event": "Done", .., "refused": "UnknownFlow", "message": ".."}
 
 Permits depend on these lines and the software version only: an arbiter reads no clock and draws nothing. `replay` makes
@@ -24,7 +24,11 @@ from policies.journal.lines import JournalError
 from policies.routing.params import BadParameter
 from policies.state.events import PolicyChoice
 
-FORMAT = 1
+FORMAT = 3
+"""The format's number. It rises with each change after which an arbiter gives other permits for the same events: in 2
+whole reads need their ports to themselves, chunks are larger where messages take long, and flows may be gated; in 3
+chunks in flight are told one by one, and an ingress cuts the permits of its sources while it is not alone.
+"""
 
 
 class TornFlowJournal(JournalError):
@@ -132,8 +136,13 @@ def replay(lines: Iterable[str]) -> Iterator[FlowStep]:
 
 
 def _arbiter(data: Any) -> Arbiter:
-    if not isinstance(data, dict) or data.get("flow_journal") != FORMAT:
-        raise JournalError(f"flow journal: the first line is no header of format {FORMAT}")
+    if not isinstance(data, dict) or "flow_journal" not in data:
+        raise JournalError("flow journal: the first line is no header")
+    if data["flow_journal"] != FORMAT:
+        raise JournalError(
+            f"flow journal: the format is {data['flow_journal']!r}, this version reads {FORMAT}: "
+            "use the version that wrote it"
+        )
     header: FlowHeader = _READ_HEADER({key: value for key, value in data.items() if key != "flow_journal"})
     return Arbiter(flow_policy(header.policy.name, header.policy.params), header.config)
 

@@ -23,7 +23,7 @@ from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, e
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.state import events as ev
 
-FORMAT = 4
+FORMAT = 5
 
 
 class JournalError(ValueError):

@@ -52,11 +52,14 @@ class RouteDecode(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """The router does not serve the request now and has given back all its charges. `status` is an HTTP status."""
+    """The router does not serve the request now and has given back all its charges. `status` is an HTTP status, and
+    `detail` says more than `reason` where there is more to say.
+    """
 
     status: int
     reason: str
     retry_after_s: float
+    detail: str = ""
 
 
 class PrefillDone(NamedTuple):

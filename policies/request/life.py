@@ -42,6 +42,11 @@ from policies.request.terms import Terms
 
 NO_ENGINE = "no_engine"
 """The router's reason when it knows no engine that is ready."""
+_NOT_WOKEN = {
+    "wake_failed": "All engines were asleep, and none could be started",
+    "wake_timeout": "All engines were asleep, and none was ready in time",
+}
+"""The meaning of the router's reasons where no engine came that was to come because of this request."""
 
 ASKS_PER_LEASE = 3
 """Times that a pooled request asks for a longer lease in the duration of one lease: an answer that is lost or late
@@ -106,24 +111,26 @@ class Times:
 class Life(Effects):
     """One request and its attempts. A driver makes it, passes Start and all later events to `on`, and calls `wake`.
 
-    A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
-    last attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
+    A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the last
+    attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
     followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
-    generated `carried_tokens`. `lease_until_s` is the end of a pooled request's lease. `on_budget` says whether the
-    present attempt counts against the retry budget, which it does until its first output. An attempt for which the
-    budget has no room, and a further retry, waits in QUEUED for a moment, unknown to the router.
+    generated `carried_tokens`. `arrived_s` is the arrival of the request, before its first attempt. `lease_until_s` is
+    the end of a pooled request's lease. `on_budget` says whether the present attempt counts against the retry budget,
+    which it does until its first output. An attempt for which the budget has no room, and a further retry, waits in
+    QUEUED for a moment, unknown to the router. While an attempt ends, `goes_on` says whether another one follows.
     """
 
     __slots__ = (
-        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
-        "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "former_lender", "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget",
+        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "arrived_s",
+        "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
+        "former_lender", "goes_on", "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget",
         "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage",
         "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
         self.limits, self.terms, self.choices = limits, terms, choices
+        self.arrived_s = arrived_s
         self.deadline_s, self.wake_at_s = terms.deadline_s(arrived_s), math.inf
         self.stage, self._rows = _QUEUED, TABLE[None]
         self._until_s = self._ask_s = self.lease_until_s = math.inf
@@ -131,7 +138,7 @@ class Life(Effects):
         self.retries = self.migrations = 0
         self.kills = 0.0
         self._killed_at: Task = "prefill"
-        self.on_budget = False
+        self.on_budget = self.goes_on = False
         self._held_until_s = 0.0
         # time of the last token before a migration, until the first token after it
         self._interrupted_s: float | None = None
@@ -155,6 +162,15 @@ class Life(Effects):
     def colocated(self) -> bool:
         """Whether one engine both computes the prompt and decodes."""
         return self.prefill_engine is None and self.decode_engine is not None
+
+    @property
+    def waits_since_s(self) -> float:
+        """The time since which the client waits for the next token: the arrival of the request, whatever attempt this
+        is, or the last token that came. The TTFT objective of an attempt counts from it.
+        """
+        if self.times.last_s is not None:
+            return self.times.last_s
+        return self.arrived_s if self._interrupted_s is None else self._interrupted_s
 
     @property
     def attempt_tokens(self) -> int:
@@ -409,6 +425,8 @@ class Life(Effects):
         reason = event.reason.replace("_", " ")
         missing = event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine")
         trouble = f"There is {reason} ready" if missing else f"The server is overloaded ({reason})"
+        if event.reason in _NOT_WOKEN:
+            trouble = f"{_NOT_WOKEN[event.reason]}{event.detail and f' ({event.detail})'}"
         message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
         if event.status == 500:
             message = f"The router could not decide this request ({reason}); its log says why."
@@ -590,7 +608,9 @@ class Life(Effects):
         if not migrates and self.retries >= self.limits.max_retries:
             return False
         avoid, last_s = troubles.avoided(blame, self.prefill_engine), self.times.last_s
+        self.goes_on = True
         self._end(outcome, gone, blame)
+        self.goes_on = False
         self.attempts += 1
         self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
         others: Sequence[Begins] = ()

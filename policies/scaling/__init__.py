@@ -8,6 +8,7 @@ A policy is pure: `step(observation, state)` returns a plan, the next state and 
     forecast      arrivals ahead: level, damped trend, season, quantiles of the residuals
     joint         Sluice's own policy: roles enumerated together, the cheapest change wins
     warm_pool     how many engines wait warm, and which goes first
+    sleep        scale to zero: any policy, and no engines where nothing comes
     moves         from wanted counts to single engines, within bounds and steps
     rivals        published rules behind the same interface
     journal       lines of observations and plans; `replay` decides them again

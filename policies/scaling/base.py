@@ -152,7 +152,8 @@ class Step(NamedTuple):
 class ScalingPolicy(Protocol):
     """A frozen dataclass of parameters. `initial` is the state before the first step; a state is frozen, too."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     @property
     def limits(self) -> Limits: ...

@@ -6,9 +6,16 @@
     S_phase += g (y_t / L_t - S_phase)                  season, used once a whole period has been seen
     F_t(h)   = max(0, L_t + (d + .. + d^h) T_t) S_phase(t+h)
 
-(Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) The residuals y_{t+h} - F_t(h) are kept for each
-horizon of `HORIZONS`; `upper` adds their quantile to F. Until there are `FEW` of them it adds the deviations of a
-Poisson count instead. The state is frozen, and every number in it is plain.
+(Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) The residuals are kept for each horizon of
+`HORIZONS` in units of the deviation that a Poisson count has in a window of l seconds, at the greater of both rates:
+
+    e = (y_{t+h} - F_t(h)) / s(max(F, y)),   s(r) = sqrt(max(r, 1 / l) / l)
+    upper = F + sqrt(max(0, q(e)^2 - z^2)) s(F),   q: their quantile, z: that of the normal distribution
+
+So residuals of a busy hour say the right thing of a quiet one, a burst's surprise stays what it was, and the counting
+noise of a single window (z) is taken out: arrivals that are Poisson with the forecast rate need no more than that rate,
+since `capacity` has room for their noise already. Until there are `FEW` residuals, `upper` adds z s(F). The state is
+frozen, and every number in it is plain.
 """
 
 import math
@@ -28,7 +35,7 @@ class ForecastState:
     """The memory of a forecast, learned from `seen` windows.
 
     `past` has (level, trend) after each of the last windows, and `errors[i]` the last
-    residuals at HORIZONS[i] in requests/s; the newest are last.
+    residuals at HORIZONS[i] in Poisson deviations; the newest are last.
     """
 
     seen: int = 0
@@ -53,14 +60,14 @@ class Forecast:
     def __post_init__(self) -> None:
         check(self, "forecast")
 
-    def observed(self, state: ForecastState, rate: float) -> ForecastState:
-        """Returns the state after one more window with `rate` requests/s. Raises BadParameter for an impossible
-        rate.
+    def observed(self, state: ForecastState, rate: float, length_s: float) -> ForecastState:
+        """Returns the state after one more window of `length_s` seconds with `rate` requests/s. Raises BadParameter for
+        an impossible rate.
         """
         if not (math.isfinite(rate) and rate >= 0.0):
             raise BadParameter(f"forecast: {rate!r} requests/s: a rate must be a number >= 0")
         errors = tuple(
-            (*kept, rate - forecast)[-self.kept_errors :]
+            (*kept, (rate - forecast) / _deviation(max(rate, forecast), length_s))[-self.kept_errors :]
             if (forecast := self._past(state, h)) is not None
             else kept
             for h, kept in zip(HORIZONS, state.errors, strict=True)
@@ -94,10 +101,13 @@ class Forecast:
         mean = self.mean(state, windows)
         at = next((i for i, h in enumerate(HORIZONS) if h >= windows), len(HORIZONS) - 1)
         errors = state.errors[at]
+        counting = max(0.0, NormalDist().inv_cdf(quantile))
         if len(errors) < FEW:
-            return mean + max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(mean / length_s)
-        rank = math.ceil(quantile * len(errors)) - 1
-        return max(mean, mean + sorted(errors)[rank])
+            return mean + counting * math.sqrt(mean / length_s)
+        error = sorted(errors)[math.ceil(quantile * len(errors)) - 1]
+        if error <= counting:
+            return mean
+        return mean + math.sqrt(error * error - counting * counting) * _deviation(mean, length_s)
 
     def peak(self, state: ForecastState, windows: int, quantile: float, length_s: float) -> float:
         """Returns the greatest `upper` of 1 to `windows` windows ahead, at HORIZONS and at the last one."""
@@ -135,3 +145,8 @@ class Forecast:
         elif level > 0.0:
             season[phase] = max(0.05, season[phase] + self.season_gain * (rate / level - season[phase]))
         return tuple(season)
+
+
+def _deviation(rate: float, length_s: float) -> float:
+    """Returns the deviation in requests/s of the rate in one window, for a Poisson count of at least 1."""
+    return math.sqrt(max(rate, 1.0 / length_s) / length_s)

@@ -2,8 +2,14 @@
 
     demand_up    = max(upper(lead of the fast ways, quantile), burst) (1 + headroom)         requests/s
     demand_down  = peak(until a start could end, quantile) (1 + headroom) (1 + band)
-    backlog      = queued / drain_s before prefill, pooled / drain_s before decode
-    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,  decode(D) + colocated(C) >= r + backlog
+    backlog      = late prompts / drain_s before prefill, streams waiting / drain_s before decode
+    late prompts = prompts waiting at router and engines, less those that the engines compute within the TTFT slack
+    held         = sum over decode engines of max(running / slots, KV in use) / kv_share, mean of 10 s, rounded up
+    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,  decode(D) + colocated(C) >= r + backlog,
+                            D >= held
+
+Where bounds or budget do not carry demand_up, D need not be more than 1.25 held + 1: lengths of outputs are learned
+when they end, long after a load has changed, and prefill may need the engines now.
 
 While what is wanted carries demand_up, nothing grows. Otherwise, for every number C of colocated engines, the fewest
 P and D that carry demand_up; a role that has more than it needs for demand_up (1 + band) gives engines by role
@@ -41,9 +47,17 @@ from policies.scaling.capacity import Demand, Margins, Table, table
 from policies.scaling.forecast import Forecast, ForecastState
 from policies.scaling.moves import moves
 from policies.scaling.observation import ClassWindow, Duty, Observation, attainment
+from policies.state.views import Role
 
 IntArray = npt.NDArray[np.int64]
 _HALVINGS = 24
+# ASSUMPTION: the requests of a window that weigh as much as all that came before; lengths with a coefficient of
+# variation of 0.4 have a mean within 10 % then.
+_EVIDENCE = 20.0
+# ASSUMPTION: where engines are short, decode gets what it needs for this many times what it holds, and one engine more.
+_AHEAD = 1.25
+# ASSUMPTION: seconds over which occupied decode engines are averaged, so that no single peak of a batch adds an engine.
+_FULL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,8 @@ class JointState:
     switched_s: float = -math.inf
     calm_since_s: float | None = None
     idle_since_s: float | None = None
+    full: float = 0.0
+    looked_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class Joint:
     activate_cost: Annotated[float, Number(low=0.0)] = 0.1
     start_cost: Annotated[float, Number(low=0.0)] = 0.5
     gain: Annotated[float, Number(above=0.0, high=1.0)] = 0.1
-    """Weight of the newest window in lengths and attainment."""
+    """Weight of the newest window in attainment, and its least weight in lengths."""
     name: ClassVar[str] = "joint"
 
     def __post_init__(self) -> None:
@@ -121,7 +137,7 @@ class Joint:
         return JointState(headroom=min(0.1, self.headroom_most))
 
     def step(self, seen: Observation, state: JointState) -> Step:
-        held = self._held(seen, state)
+        held = self._filled(seen, self._held(seen, state))
         if seen.windows is None:
             return self._planned(seen, held, ("no report: hold",))
         state = self._learned(seen, held)
@@ -135,6 +151,19 @@ class Joint:
             return state
         wanted, warm = self.limits.kept(serving_now(seen), len(seen.with_duty(Duty.WARM)))
         return replace(state, wanted=wanted, warm=warm)
+
+    def _filled(self, seen: Observation, state: JointState) -> JointState:
+        """Returns the state with the number of decode engines that the running streams fill, a mean over `_FULL_S`.
+
+        An output's length is known only when it ends, but it holds a slot and KV at once.
+        """
+        slots, now_s = seen.capability.slots, seen.now_s
+        decoders = (e for e in seen.engines if e.role is Role.DECODE and e.running)
+        full = sum(max(e.running / slots, e.kv_usage) for e in decoders) / self.margins.kv_share
+        if state.looked_s is not None:
+            share = 1.0 - math.exp(-max(0.0, now_s - state.looked_s) / _FULL_S)
+            full = state.full + share * (full - state.full)
+        return replace(state, full=full, looked_s=now_s)
 
     def _planned(self, seen: Observation, state: JointState, reasons: tuple[str, ...]) -> Step:
         assert state.wanted is not None
@@ -150,7 +179,9 @@ class Joint:
         return replace(
             state,
             window=seen.window,
-            forecast=self.forecast.observed(state.forecast, rate),
+            forecast=self.forecast.observed(
+                state.forecast, rate, max((w.length_s for w in windows), default=1.0)
+            ),
             lengths=self._lengths(windows, state.lengths),
             attained=attained,
             headroom=headroom,
@@ -178,9 +209,9 @@ class Joint:
         arrived = sum(w.arrived for w in windows)
         if not arrived:
             return known
-        gain = self.gain if known.weight else 1.0
 
-        def mixed(old: float, new: float) -> float:
+        def mixed(old: float, new: float, number: int) -> float:
+            gain = max(self.gain, number / (number + _EVIDENCE)) if known.weight else 1.0
             return old + gain * (new - old)
 
         prompt = sum(w.prompt_tokens for w in windows) / arrived
@@ -194,9 +225,9 @@ class Joint:
         tpots = [w.tpot_slo_s for w in counted if w.tpot_slo_s is not None]
         return Lengths(
             known.weight + arrived,
-            mixed(known.prompt_tokens, prompt),
-            mixed(known.context_tokens, context),
-            mixed(known.output_tokens, output) if output else known.output_tokens,
+            mixed(known.prompt_tokens, prompt, arrived),
+            mixed(known.context_tokens, context, arrived),
+            mixed(known.output_tokens, output, ended or arrived) if output else known.output_tokens,
             min(ttfts) if ttfts else known.ttft_s,
             min(tpots) if tpots else known.tpot_s,
         )
@@ -219,8 +250,25 @@ class _Look:
             known.tpot_s,
         )
         self.table: Table = table(seen.capability, self.demand, max(self.limits.most), policy.margins)
-        self.backlog = (seen.queued / policy.drain_s, seen.pooled / policy.drain_s)
+        self.backlog = (self._late() / policy.drain_s, seen.streams_waiting / policy.drain_s)
+        full = state.full
+        self.held = min(self.limits.decode_max, math.ceil(full - 1e-9))
+        self.enough = self.limits.decode_max
         self.up, self.down, self.later = self._demands()
+        if not self.fits(self.up).any():
+            self.enough = min(self.limits.decode_max, math.ceil(_AHEAD * full) + 1)
+
+    def _late(self) -> float:
+        """Returns the waiting prompts that the wanted engines do not compute within TTFT; without TTFT all that wait.
+
+        Some prompts wait in every queue; counting those as demand would grow a fleet that is in time.
+        """
+        waiting, ttft_s, profile = self.seen.prompts_waiting, self.demand.ttft_s, self.seen.capability.profile
+        service_s = profile.prefill_base_s + profile.prefill_per_token_s * self.demand.prompt_tokens
+        if ttft_s is None:
+            return waiting
+        slack_s = max(0.0, ttft_s - service_s)
+        return max(0.0, waiting - (self.wanted.prefill + self.wanted.colocated) * slack_s / service_s)
 
     def _demands(self) -> tuple[float, float, float]:
         """Returns the requests/s that serving engines must carry, that they must carry before any goes, and that
@@ -256,15 +304,19 @@ class _Look:
         return (
             colocated,
             np.maximum(prefill, self.limits.prefill_min),
-            np.maximum(decode, self.limits.decode_min),
+            np.maximum(np.minimum(decode, self.enough), max(self.limits.decode_min, self.held)),
         )
 
     def carries(self, counts: Counts, rate: float) -> bool:
         """Returns whether these engines carry `rate` requests/s and the backlog."""
         own = self.table.colocated[counts.colocated]
         return bool(
-            self.table.prefill[counts.prefill] + own >= rate + self.backlog[0] - 1e-9
-            and self.table.decode[counts.decode] + own >= rate + self.backlog[1] - 1e-9
+            counts.decode >= self.held
+            and self.table.prefill[counts.prefill] + own >= rate + self.backlog[0] - 1e-9
+            and (
+                counts.decode >= self.enough
+                or self.table.decode[counts.decode] + own >= rate + self.backlog[1] - 1e-9
+            )
         )
 
     def fits(self, rate: float) -> npt.NDArray[np.bool_]:

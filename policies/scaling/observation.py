@@ -121,7 +121,8 @@ class Observation:
 
     `window` is the number of the last complete window, counted from 0; a policy learns from each number once.
     `windows` has that window by class, or None where nothing was reported. `queued` requests wait for a prefill engine
-    and `pooled` ones for a decode engine; the oldest has waited for `oldest_queued_s`, `oldest_pooled_s`.
+    and `pooled` ones for a decode engine; the oldest has waited for `oldest_queued_s`, `oldest_pooled_s`. Unless
+    `fitted`, the profile in `capability` is a guess, on which no plan may depend.
     """
 
     now_s: float
@@ -134,6 +135,7 @@ class Observation:
     pooled: int = 0
     oldest_queued_s: float = 0.0
     oldest_pooled_s: float = 0.0
+    fitted: bool = True
 
     @property
     def arrived(self) -> int:
@@ -146,6 +148,16 @@ class Observation:
         if not self.windows:
             return None if self.windows is None else 0.0
         return self.arrived / max(w.length_s for w in self.windows)
+
+    @property
+    def prompts_waiting(self) -> int:
+        """The requests whose prompt nobody computes yet: those at the router and those in engines' own queues."""
+        return self.queued + sum(e.waiting for e in self.engines if e.role is not Role.DECODE)
+
+    @property
+    def streams_waiting(self) -> int:
+        """The requests that wait for a decode slot: those at the router and those in decode engines' own queues."""
+        return self.pooled + sum(e.waiting for e in self.engines if e.role is Role.DECODE)
 
     def with_duty(self, *duties: Duty) -> list[EngineView]:
         """Returns the engines that have one of `duties`, in the observation's order."""

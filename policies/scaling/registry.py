@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
+from policies.journal.codec import decoder, encoder
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.params import BadParameter
 from policies.scaling.base import Limits, ScalingPolicy
@@ -15,6 +16,7 @@ from policies.scaling.rivals.fixed import Fixed, FixedState
 from policies.scaling.rivals.latency_ratio import LatencyRatio, LatencyRatioState
 from policies.scaling.rivals.ongoing import Ongoing, OngoingState
 from policies.scaling.rivals.regime_rule import RegimeRule, RegimeState
+from policies.scaling.sleep import MaySleep, Sleep, SleepState, awake_limits
 
 SCALING: dict[str, tuple[type[Any], type[Any]]] = {
     "joint": (Joint, JointState),
@@ -26,18 +28,25 @@ SCALING: dict[str, tuple[type[Any], type[Any]]] = {
 }
 """The policy's class and the class of its state, by name."""
 
-_PARTS = {"limits": Limits, "forecast": Forecast, "margins": Margins, "thresholds": RegimeThresholds}
+_PARTS = {
+    "sleep": Sleep,
+    "limits": Limits,
+    "forecast": Forecast,
+    "margins": Margins,
+    "thresholds": RegimeThresholds,
+}
 
 
 def make(name: str, params: Mapping[str, Any]) -> ScalingPolicy:
-    """Returns the policy `name` with these parameters; the parts (`limits`, `forecast`, and so on) are mappings.
+    """Returns the policy `name` with these parameters; the parts (`limits`, `forecast`, and so on) are mappings. With
+    the part `sleep`, which any policy may have, its fleet may sleep (`policies.scaling.sleep`).
 
     Raises BadParameter for an unknown name, an unknown parameter or a value out of range.
     """
     if name not in SCALING:
         raise BadParameter(f"no scaling policy is called {name!r}; there are: {', '.join(SCALING)}")
     kind = SCALING[name][0]
-    known = {f.name for f in dataclasses.fields(kind)}
+    known = {f.name for f in dataclasses.fields(kind)} | {"sleep"}
     made: dict[str, Any] = {}
     for key, value in params.items():
         if key not in known:
@@ -57,10 +66,37 @@ def make(name: str, params: Mapping[str, Any]) -> ScalingPolicy:
                 f"scaling policy {name}: {key} has no parameter {strange[0]!r}; it has {', '.join(sorted(inside))}"
             )
         made[key] = part(**value)
-    policy: ScalingPolicy = kind(**made)
-    return policy
+    sleep: Sleep | None = made.pop("sleep", None)
+    if sleep is None:
+        return cast(ScalingPolicy, kind(**made))
+    made["limits"] = awake_limits(made.get("limits", Limits()), sleep)
+    return MaySleep(kind(**made), sleep)
 
 
 def params_of(policy: ScalingPolicy) -> dict[str, Any]:
     """Returns all parameters of a policy as plain data, from which `make` makes it again."""
+    if isinstance(policy, MaySleep):
+        return params_of(policy.policy) | {"sleep": dataclasses.asdict(policy.sleep)}
     return dataclasses.asdict(cast(Any, policy))
+
+
+def encoded_state(policy: ScalingPolicy, state: Any) -> Any:
+    """Returns a state of the policy as plain data (`policies.journal.codec`)."""
+    if isinstance(policy, MaySleep):
+        inner = encoded_state(policy.policy, state.inner)
+        return {"inner": inner, "asleep": state.asleep, "idle_since_s": state.idle_since_s}
+    kind: Any = SCALING[policy.name][1]
+    encode = encoder(kind)
+    assert encode is not None
+    return encode(state)
+
+
+def decoded_state(policy: ScalingPolicy, plain: Any) -> Any:
+    """Returns the state of the policy that `encoded_state` has encoded. Raises CodecError, KeyError or TypeError."""
+    if isinstance(policy, MaySleep):
+        inner = decoded_state(policy.policy, plain["inner"])
+        return SleepState(inner, plain["asleep"], plain["idle_since_s"])
+    kind: Any = SCALING[policy.name][1]
+    decode = decoder(kind)
+    assert decode is not None
+    return decode(plain)

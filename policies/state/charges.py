@@ -54,6 +54,8 @@ class LiveRequest:
     decode_worker: WorkerId | None = None
     tokens: int = 0
     prefills: int = 0
+    fetches: bool = False
+    """Whether the prompt's prefix is fetched before the rest is computed; set while PREFILLING."""
     held: Held | None = None
     decode_routed_s: float | None = None
     """Time of the decision for the decode worker; None before it, after an adoption, and if the worker had no room."""
@@ -200,6 +202,8 @@ class Load:
     health: Health
     standing: Standing
     prefilling: int = 0
+    fetching: int = 0
+    """The number of prompts in `prefilling` whose prefix is fetched first."""
     prefilling_tokens: int = 0
     slots_used: int = 0
     kv_tokens: int = 0
@@ -219,6 +223,13 @@ class Load:
     unreported: int = 0
     transfers_view: tuple[Transfers, ...] | None = ()
     """`transfers` as the last view shows them; None when they have changed since."""
+
+    @property
+    def computing(self) -> int:
+        """Number of prompts by which the worker's speed is judged. One that fetches its prefix waits for its lender and
+        the network, which says nothing about the worker; what its engine computed of it counts at its end.
+        """
+        return self.prefilling - self.fetching
 
     @property
     def has_room(self) -> bool:

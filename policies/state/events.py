@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from policies.engine_model.blocks import Change, Stored
 from policies.network.oracle import Oracle
+from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome, Task
+from policies.state.standby import Standby
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
 AdoptedStage = Literal["prefilling", "pooled", "transferring", "decoding"]
@@ -74,12 +76,16 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRouted:
-    """A prefill decision was carried out: the request computes on `worker`, and also decodes there if `colocated`."""
+    """A prefill decision was carried out: the request computes on `worker`, and also decodes there if `colocated`.
+
+    A request that `fetches` waits for a prefix of another worker before it computes.
+    """
 
     now_s: float
     attempt_id: RequestId
     worker: WorkerId
     colocated: bool
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,8 @@ class PrefillDone:
     """The prompt's KV is ready on the prefill worker until `lease_until_s`, and the request enters the pool.
 
     `worker` is the prefill worker where the messenger names it (None: the one to which the request was routed). It need
-    not be known yet; then the request enters the pool when the worker comes.
+    not be known yet; then the request enters the pool when the worker comes. The engine computed the prompt for
+    `compute_s` (0: the messenger does not say).
     """
 
     now_s: float
@@ -96,6 +103,7 @@ class PrefillDone:
     kv_bytes: int
     cached_tokens: int
     worker: WorkerId | None = None
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +240,15 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The attempt has ended; all its charges are given back."""
+    """The attempt has ended; all its charges are given back. `ended` says how its request went, as its client saw it;
+    None where the request goes on in another attempt, or where its ingress was lost.
+    """
 
     now_s: float
     attempt_id: RequestId
     outcome: Outcome
     output_tokens: int = 0
+    ended: RequestEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +270,14 @@ class PoliciesChanged:
     prefill: PolicyChoice | None = None
     decode: PolicyChoice | None = None
     dispatch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyChanged:
+    """The fleet fell asleep, or is woken (`policies.state.standby`)."""
+
+    now_s: float
+    standby: Standby
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +307,7 @@ Event = (
     | AttemptFailed
     | Closed
     | PoliciesChanged
+    | StandbyChanged
     | Tick
 )
 

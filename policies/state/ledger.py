@@ -23,7 +23,7 @@ back. Nothing is charged then, and everything when the worker comes (`appeared`)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.network.oracle import Oracle
@@ -33,7 +33,7 @@ from policies.state.charges import Held, LiveRequest, Load, SlotDepartures
 from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
-from policies.state.views import PoolEntry, Request, RequestId, WorkerId
+from policies.state.views import Health, PoolEntry, Request, RequestId, WorkerId
 
 
 @dataclass(slots=True)
@@ -163,7 +163,13 @@ class Ledger:
         """
         sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
         if live.stage is Stage.POOLED and live.held is not None and sender is not None:
-            self.pool.add(PoolEntry(live.request, sender.up.worker, sender.up.group, *live.held))
+            entry = PoolEntry(live.request, sender.up.worker, sender.up.group, *live.held)
+            self.pool.add(replace(entry, leaving=True) if sender.health is Health.DRAINING else entry)
+
+    def set_health(self, load: Load, health: Health) -> None:
+        """Changes a worker's health. The KV that a draining worker holds for others goes first."""
+        load.health = health
+        self.pool.leave(load.up.worker, health is Health.DRAINING)
 
     def hold(self, live: LiveRequest, held: Held) -> None:
         """Notes what a request in stage POOLED holds, and puts it into the pool."""
@@ -201,7 +207,8 @@ class Ledger:
             if stage is Stage.PREFILLING:
                 prefill.prefilling += sign
                 prefill.prefilling_tokens += sign * request.prompt_tokens
-                prefill.standing.prefills(prefill.prefilling, self.now_s)
+                prefill.fetching += sign * live.fetches
+                prefill.standing.prefills(prefill.computing, self.now_s)
             elif stage is Stage.POOLED or stage is Stage.TRANSFERRING:
                 prefill.sending += sign
                 self._book_transfer(live, sign)

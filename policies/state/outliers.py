@@ -115,7 +115,7 @@ class Outliers:
         if standing.quarantine.reason == FAILING:
             self._release(standing, now_s)
         else:
-            standing.look(load.generated_tokens, load.prefilling, now_s, of_probe=True)
+            standing.look(load.generated_tokens, load.computing, now_s, of_probe=True)
             self._judge(load, now_s)
 
     def works(self, worker: WorkerId, now_s: float) -> None:
@@ -133,7 +133,7 @@ class Outliers:
         self._compared_s = now_s
         tiers: dict[tuple[Role, str], list[Load]] = {}
         for load in self._loads.values():
-            load.standing.look(load.generated_tokens, load.prefilling, now_s)
+            load.standing.look(load.generated_tokens, load.computing, now_s)
             if load.health is Health.READY:
                 tiers.setdefault((load.up.role, load.up.group), []).append(load)
         for tier in tiers.values():
@@ -163,7 +163,7 @@ class Outliers:
         if standing is not None:
             load = self._loads[worker]
             standing.probe = attempt_id
-            standing.look(load.generated_tokens, load.prefilling, now_s)
+            standing.look(load.generated_tokens, load.computing, now_s)
             standing.restart()
 
     def probe_ended(self, worker: WorkerId | None, attempt_id: RequestId) -> None:

@@ -3,18 +3,19 @@
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field, replace
 
-from policies.state.views import PoolEntry, RequestId, TypicalEntry
+from policies.state.views import PoolEntry, RequestId, TypicalEntry, WorkerId
 
 TYPICAL_OF = 64  # ASSUMPTION
 """Number of entries over which `TypicalEntry` averages."""
 
-PoolKey = tuple[int, float, RequestId]
-"""(priority, entered_s, attempt_id). Entries are served in ascending order of their keys."""
+PoolKey = tuple[bool, int, float, RequestId]
+"""(stays, priority, entered_s, attempt_id). Entries are served in ascending order of their keys: those whose prefill
+worker drains come first."""
 
 
 def pool_key(entry: PoolEntry) -> PoolKey:
     """Returns the key by which the pool sorts an entry."""
-    return entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
+    return not entry.leaving, entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
 
 
 @dataclass(slots=True)
@@ -30,10 +31,20 @@ class Pool:
     _entered: list[RequestId] = field(default_factory=list)
 
     def add(self, entry: PoolEntry) -> None:
+        self._put(entry)
+        self._note_typical(entry)
+
+    def leave(self, worker: WorkerId, leaving: bool) -> None:
+        """Notes whether a prefill worker drains. Its entries change their places, and count as having come anew."""
+        for entry in list(self.entries.values()):
+            if entry.prefill_worker == worker and entry.leaving != leaving:
+                del self._order[bisect_left(self._order, pool_key(entry))]
+                self._put(replace(entry, leaving=leaving))
+
+    def _put(self, entry: PoolEntry) -> None:
         self.entries[entry.request.attempt_id] = entry
         insort(self._order, pool_key(entry))
         self._entered.append(entry.request.attempt_id)
-        self._note_typical(entry)
 
     def renew(self, attempt_id: RequestId, lease_until_s: float, now_s: float) -> None:
         """Changes the end of an entry's lease; an id that is not in the pool is no error."""
@@ -54,7 +65,7 @@ class Pool:
         """
         start = 0 if after is None else bisect_right(self._order, after)
         keys = self._order[start:] if most is None else self._order[start : start + most]
-        return [self.entries[attempt_id] for _, _, attempt_id in keys]
+        return [self.entries[attempt_id] for *_, attempt_id in keys]
 
     def take_entered(self) -> list[PoolEntry]:
         """Returns the entries that came since the last call and are still in the pool, oldest first."""

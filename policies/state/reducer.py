@@ -141,6 +141,11 @@ class ClusterState:
         live = self._ledger.live.get(attempt_id)
         return live.stage if live else None
 
+    def decode_worker(self, attempt_id: RequestId) -> WorkerId | None:
+        """Returns the worker that decodes a request, or is to; None for an unknown request and before the decision."""
+        live = self._ledger.live.get(attempt_id)
+        return live.decode_worker if live else None
+
     def prefills(self, attempt_id: RequestId) -> int:
         """Returns how often the request was sent to a prefill worker; 0 for an unknown request."""
         live = self._ledger.live.get(attempt_id)
@@ -237,10 +242,15 @@ def _policies_changed(ledger: Ledger, event: ev.PoliciesChanged) -> None:
     ledger.outliers.fit(event.now_s)
 
 
+def _standby_changed(ledger: Ledger, event: ev.StandbyChanged) -> None:
+    """Changes nothing: the dispatcher keeps the standby."""
+
+
 _HANDLERS: Handlers = {
     **request_events.HANDLERS,
     **worker_events.HANDLERS,
     ev.PoliciesChanged: _policies_changed,
+    ev.StandbyChanged: _standby_changed,
 }
 
 

@@ -23,6 +23,7 @@ def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
 def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
     live, load = ledger.need(event.attempt_id, Stage.QUEUED, Stage.POOLED), ledger.need_worker(event.worker)
     decode_worker = event.worker if event.colocated else None
+    live.fetches = event.fetches
     ledger.move(live, Stage.PREFILLING, prefill_worker=event.worker, decode_worker=decode_worker)
     live.prefills += 1
     load.unreported += 1
@@ -36,9 +37,11 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
     if live.colocated or worker is None:
         raise ev.StaleEvent(f"request {event.attempt_id} is colocated or has no prefill worker: no hand-over")
     load = ledger.loads.get(worker)
-    if load is not None and worker == live.prefill_worker:
+    if load is not None and worker == live.prefill_worker and (event.compute_s or not live.fetches):
         tokens = live.request.prompt_tokens - event.cached_tokens + PROMPT_TOKENS
         load.standing.computed_tokens += tokens
+        if live.fetches:
+            load.standing.computed(event.compute_s, event.now_s)
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
     if live.request.block_hashes:
         ledger.shared(live, worker, event.cached_tokens // live.request.block_tokens)

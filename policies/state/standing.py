@@ -20,7 +20,9 @@ class Figure(StrEnum):
     """
 
     PREFILL = "slow_prefill"
-    """Seconds with a prompt in work, for each prompt token computed; each prompt counts PROMPT_TOKENS more."""
+    """Seconds with a prompt in work, for each prompt token computed; each prompt counts PROMPT_TOKENS more.
+    A prompt that fetches its prefix from another worker is in work only for the time in which its engine computed it.
+    """
     ADMISSION = "slow_admission"
     """Seconds from the decision for a decode worker until it has a slot and the KV, for each request that it had room
     for.
@@ -71,6 +73,7 @@ class Standing:
 
     `decoding` sequences have decoded for `decoding_s` sequence-seconds until `decoding_at_s`. Some prompt was in work
     for `busy_s` seconds, and since `busy_from_s` if any is now. `computed_tokens` are the prompt tokens of that time.
+    The latest time with no prompt in work began at `idle_from_s`, and ended at `idle_until_s` if one is in work now.
     """
 
     worker: WorkerId
@@ -85,6 +88,8 @@ class Standing:
     decoding_at_s: float = 0.0
     busy_s: float = 0.0
     busy_from_s: float | None = None
+    idle_from_s: float = -math.inf
+    idle_until_s: float = -math.inf
     computed_tokens: int = 0
     seen: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """decoding_s, generated tokens, busy_s and computed_tokens at the last `look`."""
@@ -99,7 +104,19 @@ class Standing:
         """Notes that `prefilling` prompts are in work from now on."""
         if self.busy_from_s is not None:
             self.busy_s += now_s - self.busy_from_s
+            if not prefilling:
+                self.idle_from_s = now_s
+        elif prefilling:
+            self.idle_until_s = now_s
         self.busy_from_s = now_s if prefilling else None
+
+    def computed(self, compute_s: float, now_s: float) -> None:
+        """Notes that the engine computed a prompt for the last `compute_s` that did not count as in work, because it
+        fetched its prefix before. What of that time no other prompt was in work is added to the busy time.
+        """
+        until_s = now_s if self.busy_from_s is None else self.idle_until_s
+        self.busy_s += max(0.0, until_s - max(self.idle_from_s, now_s - compute_s))
+        self.idle_from_s = max(self.idle_from_s, until_s)
 
     def admitted(self, seconds: float) -> None:
         """Notes that the worker took `seconds` to admit a request."""

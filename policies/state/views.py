@@ -22,12 +22,14 @@ class Role(StrEnum):
 
 
 class Health(StrEnum):
-    """A worker's health. Only READY workers get new work. DRAINING workers finish the work that they have.
+    """A worker's health. Only READY workers get new work. DRAINING workers finish the work that they have, and so do
+    WARM ones, which are well and kept without traffic until somebody activates them.
 
     STALLED workers have work and end no step, and DOWN workers cannot work any more; both by their own report.
     """
 
     READY = "ready"
+    WARM = "warm"
     STALLED = "stalled"
     DRAINING = "draining"
     DOWN = "down"
@@ -42,7 +44,8 @@ class Request:
     `avoid` names workers that are passed over if there are others, because an earlier attempt failed there.
     `block_hashes` are the chained hashes of the prompt's full KV blocks of `block_tokens` tokens, as the engines' KV
     events name them; they are empty where they are not known. `predicted_tokens` is the length predictor's expected
-    output of one sequence.
+    output of one sequence. The client waits for its next token since `waits_since_s`, which an earlier attempt may have
+    begun (`Life.waits_since_s`; None: since this one arrived).
     """
 
     attempt_id: RequestId
@@ -56,6 +59,12 @@ class Request:
     block_hashes: tuple[int, ...] = ()
     block_tokens: int = 0
     predicted_tokens: float | None = None
+    waits_since_s: float | None = None
+
+    @property
+    def ttft_from_s(self) -> float:
+        """The time from which the TTFT objective counts: a retry gets no new one."""
+        return self.arrived_s if self.waits_since_s is None else self.waits_since_s
 
 
 # ASSUMPTION: a lease that is renewed is renewed for the first time when a third of it has passed
@@ -70,7 +79,8 @@ TTFT objective has passed when a first token is about to miss it.
 class PoolEntry:
     """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`, which
     its ingress puts off as long as the entry waits and the engine agrees; it last did so at `renewed_s` (None: never).
-    The lease was granted for `lease_s` seconds at first (None: it was never renewed, so its end says so).
+    The lease was granted for `lease_s` seconds at first (None: it was never renewed, so its end says so). An entry is
+    `leaving` if its prefill worker drains, because the KV goes with the worker.
     """
 
     request: Request
@@ -82,6 +92,7 @@ class PoolEntry:
     cached_tokens: int
     renewed_s: float | None = None
     lease_s: float | None = None
+    leaving: bool = False
     overdue_from_s: float = field(init=False)
     """Time from which the entry is overdue: `OVERDUE_SHARE` of its lease has passed without a renewal, so that the
     lease is about to end.
@@ -98,23 +109,24 @@ class PoolEntry:
         since_s = self.entered_s if self.renewed_s is None else self.renewed_s
         overdue_from_s = since_s + OVERDUE_SHARE * (self.lease_until_s - since_s)
         slo_s = self.request.terms.ttft_slo_s
-        slo_from_s = math.inf if slo_s is None else self.request.arrived_s + OVERDUE_SHARE * slo_s
+        slo_from_s = math.inf if slo_s is None else self.request.ttft_from_s + OVERDUE_SHARE * slo_s
         object.__setattr__(self, "lease_s", lease_s)
         object.__setattr__(self, "overdue_from_s", overdue_from_s)
         object.__setattr__(self, "starves_from_s", self.entered_s + OVERDUE_SHARE * lease_s)
         object.__setattr__(self, "slo_from_s", slo_from_s)
 
     def is_overdue(self, now_s: float, by_slo: bool) -> bool:
-        """Whether the entry goes before all others: its lease is about to end, or, with `by_slo`, its first token is
-        about to miss its TTFT objective. One that has missed it gains nothing by going first.
+        """Whether the entry goes before all others: its prefill worker drains, its lease is about to end, or, with
+        `by_slo`, its first token is about to miss its TTFT objective. One that has missed it gains nothing by going
+        first.
         """
-        if self.overdue_from_s < now_s:
+        if self.leaving or self.overdue_from_s < now_s:
             return True
         return by_slo and self.slo_from_s < now_s <= self._slo_until_s
 
     @property
     def _slo_until_s(self) -> float:
-        return self.request.arrived_s + (self.request.terms.ttft_slo_s or 0.0)
+        return self.request.ttft_from_s + (self.request.terms.ttft_slo_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

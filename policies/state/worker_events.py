@@ -23,7 +23,8 @@ def _engine_up(ledger: Ledger, event: ev.EngineUp) -> None:
     else:
         if load.up.group != event.group and load.up.group in ledger.prefix:
             ledger.prefix[load.up.group].drop(event.worker)
-        load.up, load.health = event, event.health
+        load.up = event
+        ledger.set_health(load, event.health)
     ledger.dirty.add(event.worker)
     ledger.fleet_version += 1
     ledger.outliers.fit(event.now_s)
@@ -45,9 +46,9 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
     foreign = max(0, event.kv_tokens - load.own_kv_tokens_in_use)
     if foreign < load.foreign_kv_tokens:
         ledger.freed_workers.add(event.worker)
-    changed = event.health is not load.health
-    load.status, load.health, load.foreign_kv_tokens = event, event.health, foreign
-    if changed:
+    load.status, load.foreign_kv_tokens = event, foreign
+    if event.health is not load.health:
+        ledger.set_health(load, event.health)
         ledger.fleet_version += 1
         ledger.outliers.fit(event.now_s)
     load.unreported = 0

@@ -16,7 +16,7 @@ KNOWN = {
     "serve": "start a server on this machine or cluster",
     "train": "fit output-length predictors to logged requests",
     "profile": "measure engines and write the figures that policies need",
-    "replay": "decide a router's journal again and compare every decision",
+    "replay": "decide a journal of router, flow agent or autoscaler again and compare every decision",
     "simulate": "run a policy and a workload in the cluster simulator",
 }
 """Commands of the server side with their help, which is listed even where the server is not installed."""

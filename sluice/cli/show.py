@@ -9,7 +9,15 @@ import time
 
 from sluice import ConnectionFailedError, RequestTimeoutError, Sluice, SluiceError
 from sluice._version import __version__
-from sluice.types import EngineStatus, FleetLoad, QuarantineStatus, RouterStatus, Status
+from sluice.types import (
+    EngineStatus,
+    FleetLoad,
+    FlowAgent,
+    FlowStatus,
+    QuarantineStatus,
+    RouterStatus,
+    Status,
+)
 
 from .output import Exit, connect, positive_float, report, table
 
@@ -93,11 +101,15 @@ def render_status(status: Status) -> str:
         f"load      {_load(status.load)}",
         f"leases    {_cell(status.leases)}",
     ]
+    if status.sleep is not None:
+        why = status.sleep.reason
+        lines.append(f"engines   {status.sleep.phase}{f' ({why})' if why else ''}")
     header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
     rows = [_engine_row(engine) for engine in status.engines]
     shown = [*lines, "", table(header, rows) if rows else "no engines"]
     held = [(engine.id, quarantine) for engine in status.engines for quarantine in engine.quarantine or ()]
-    return "\n".join(shown + ([""] if held else []) + [_quarantine(*one) for one in held])
+    shown += ([""] if held else []) + [_quarantine(*one) for one in held]
+    return "\n".join(shown + (_flow(status.flow) if status.flow is not None else []))
 
 
 def _load(load: FleetLoad | None) -> str:
@@ -107,6 +119,25 @@ def _load(load: FleetLoad | None) -> str:
     scores = {"prefill": load.prefill, "decode": load.decode}
     shown = ", ".join(f"{role} {score:.2f}" for role, score in scores.items() if score is not None)
     return f"{_cell(load.regime)} ({shown})" if shown else _cell(load.regime)
+
+
+def _flow(flow: FlowStatus) -> list[str]:
+    """Returns the lines on the scheduling of KV transfers: the policy, and a row for each node's agent."""
+    counts = f"{_cell(flow.held)} reads held, {_cell(flow.granted)} permits granted"
+    header = ("AGENT OF", "OPEN", "HELD", "GRANTED", "UNSCHEDULED", "PORTS MB/S")
+    return [
+        "",
+        f"KV transfers by {_cell(flow.policy)}: {counts}",
+        "",
+        table(header, [_agent_row(agent) for agent in flow.agents]),
+    ]
+
+
+def _agent_row(agent: FlowAgent) -> tuple[str, ...]:
+    share = agent.unscheduled_share
+    ports = ", ".join(f"{port} {value / 1e6:.1f}" for port, value in agent.bytes_per_s.items())
+    counts = (_cell(value) for value in (agent.node, agent.open, agent.held, agent.granted))
+    return (*counts, "-" if share is None else f"{share:.1%}", ports or "-")
 
 
 def _quarantine(engine_id: str | None, quarantine: QuarantineStatus) -> str:
@@ -133,8 +164,9 @@ def _engine_row(engine: EngineStatus) -> tuple[str, ...]:
     used, total, usage = engine.kv_blocks_used, engine.kv_blocks_total, engine.kv_usage
     if usage is None and used is not None and total:
         usage = used / total
+    state = f"{_cell(engine.state)}, warm" if engine.duty == "warm" else engine.state
     return (
-        *(_cell(value) for value in (engine.id, engine.role, engine.kind, engine.state)),
+        *(_cell(value) for value in (engine.id, engine.role, engine.kind, state)),
         *(_cell(value) for value in (engine.running, engine.waiting, engine.slots)),
         "-" if used is None and total is None else f"{_cell(used)}/{_cell(total)}",
         "-" if usage is None else f"{usage:.0%}",

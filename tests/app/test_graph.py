@@ -129,12 +129,14 @@ def test_kuberay_has_a_pod_for_every_replica_and_ingresses_on_different_nodes() 
 
 
 def test_kuberay_drains_a_pod_within_its_grace_period() -> None:
-    for group in (CLUSTER["headGroupSpec"], *GROUPS.values()):
+    config = parse(yaml.safe_load(RAY_SERVICE["serveConfigV2"])["applications"][0]["args"])
+    drains_s = {group.name: group.drain_s for group in config.engines}
+    for name, group in {"head": CLUSTER["headGroupSpec"], **GROUPS}.items():
         python, dash_m, module, *arguments = container(group)["lifecycle"]["preStop"]["exec"]["command"]
         assert (python, dash_m, module, arguments[0]) == ("python", "-m", drain.__name__, "--seconds")
-        # After the hook Ray's processes get SIGTERM, and what still drains has DRAIN_S.
+        # After the hook Ray's processes get SIGTERM, and what still drains has its replica's time.
         grace_s = group["template"]["spec"]["terminationGracePeriodSeconds"]
-        assert grace_s >= float(arguments[1]) + drain.ANSWER_MARGIN_S + DRAIN_S
+        assert grace_s >= float(arguments[1]) + drain.ANSWER_MARGIN_S + drains_s.get(name, DRAIN_S)
 
 
 def test_kuberay_survives_the_loss_of_any_pod() -> None:
@@ -224,6 +226,20 @@ def test_a_changed_key_restarts_the_deployments_that_read_it(
     before, after = deployed(monkeypatch, BEFORE), deployed(monkeypatch, {**BEFORE, **change})
     assert {name for name in before if before[name][0] != after[name][0]} == restarts
     assert {name for name in before if before[name][1] != after[name][1]} == restarts
+
+
+def test_another_number_of_replicas_under_an_autoscaler_restarts_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scaled(replicas: int) -> dict[str, Any]:
+        first = {**BEFORE["engines"][0], "replicas": replicas, "scaling": {"max": 4}}
+        return {"engines": [first, *BEFORE["engines"][1:]], "scaling": {"enabled": True}}
+
+    before, after = deployed(monkeypatch, scaled(1)), deployed(monkeypatch, scaled(2))
+    assert {name for name in before if before[name][0] != after[name][0]} == {"Autoscaler"}
+    # replicas that start from now on know the new number
+    assert before["PrefillEngine"][1] != after["PrefillEngine"][1]
+    assert "active=2" in after["PrefillEngine"][1]
 
 
 def test_a_wrong_config_is_refused_before_anything_starts() -> None:

@@ -73,3 +73,47 @@ def test_a_path_without_a_journal_is_refused_by_name(tmp_path: Path, capsys: Cap
     err = capsys.readouterr().err
     for what in ("empty: no journal in it", "missing: no such file or folder"):
         assert what in err
+
+
+# ------------------------------------------------------------------------------------------------------------- scaling
+
+
+@pytest.fixture
+def scaling_folder(tmp_path: Path) -> Path:
+    """A journal of 200 steps of a policy in several files, of which the first are deleted."""
+    from actors.scaling.journal import ScalingJournal, ScalingJournalConfig
+    from policies.scaling.registry import make
+    from tests.policies.scaling.fixtures import engines, seen
+
+    policy = make("joint", {"limits": {"prefill_max": 9, "decode_max": 9, "warm_max": 2, "budget": 14}})
+    config = ScalingJournalConfig(str(tmp_path), max_bytes=40_000, files=3)
+    journal = ScalingJournal(config, policy, "test")
+    state = policy.initial()
+    for i in range(200):
+        observation = seen(3.0 + 7.0 * (i % 9), engines(3, 4, warm=1), i, queued=i % 5, missed=i % 3)
+        step = policy.step(observation, state)
+        journal.write(state, observation, step)
+        state = step.state
+    journal.close()
+    return tmp_path
+
+
+def test_plans_are_decided_again_from_any_file_on(scaling_folder: Path, capsys: Captured) -> None:
+    files = sorted(scaling_folder.iterdir())
+    assert len(files) == 3 and not files[0].name.endswith("-00000.jsonl")
+    assert main([str(scaling_folder)]) == 0
+    out = capsys.readouterr().out
+    assert " steps of scaling, " in out and out.endswith(" 0 different\n")
+    files[-1].write_text(files[-1].read_text()[:-20])
+    assert main([str(files[-1])]) == 0
+    assert "its writer was killed" in capsys.readouterr().out
+
+
+def test_another_plan_is_shown_and_is_a_failure(scaling_folder: Path, capsys: Captured) -> None:
+    file = sorted(scaling_folder.iterdir())[-1]
+    header, *lines = file.read_text().splitlines()
+    lines[0] = lines[0].replace('"plan":{"serving":{"prefill":', '"plan":{"serving":{"prefill":1', 1)
+    file.write_text("\n".join([header, *lines]) + "\n")
+    assert main([str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "  recorded  Plan(" in out and "  replayed  Plan(" in out

@@ -45,12 +45,14 @@ def logged(monkeypatch, toy, folder: Path, **extra) -> Path:
     return log
 
 
-def test_every_variant_runs_with_every_seed(toy, tmp_path):
+def test_every_variant_runs_with_every_seed(toy, tmp_path, monkeypatch):
     results = runner.run("toy", toy, options(tmp_path))
     assert results.seeds == (0, 1)
     assert results.runs["rho 0.5"][1] == toy.run_one(results.variants["rho 0.5"], 1)
     assert runner.run("toy", toy, options(tmp_path, seeds=3)).seeds == (0, 1, 2)
     assert runner.run("toy", toy, options(tmp_path, quick=False)).seeds == (0, 1, 2, 3)
+    monkeypatch.setattr(toy, "SEEDS_FROM", 10, raising=False)
+    assert runner.run("toy", toy, options(tmp_path, seeds=2)).seeds == (10, 11)
 
 
 def test_processes_give_the_same_as_one_and_outlive_a_failing_run(toy, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Short runs of `make chaos`: faults by a seed on sim engines, with Ray and without; nothing is lost, wrong or left."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,18 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     assert len(result["faults"]) >= LEAST_FAULTS
     assert result["requests"] >= 20
     assert result["right"] + sum(result["apart"].values()) >= result["requests"]
+
+
+def test_faults_of_flow_agents_lose_nothing(tmp_path: Path) -> None:
+    setup = sim_setup(clients=12, every_s=3.0, bare=True, flow=True)
+    # what schedules reads is harmed, and engines whose reads are under way; a minute is too short for the others
+    kinds = [kind for kind in setup.kinds if kind.part in ("agent", "coordinator")]
+    kinds += [kind for kind in setup.kinds if kind.action in ("cut", "expire", "swap")]
+    kinds += [kind for kind in setup.kinds if kind.name in ("kill decode", "kill prefill")]
+    result = run_once(dataclasses.replace(setup, kinds=kinds), 7, MINUTES, "pytest", tmp_path / "logs")
+    assert not is_bad(result), {
+        name: result[name] for name in ("failed", "wrong", "leaks", "unended", "details", "faults")
+    }
+    assert any(name.endswith("agent") for _, name, *_ in result["faults"])
+    assert len(result["faults"]) >= LEAST_FAULTS
+    assert result["requests"] >= 20

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sdk.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for line in re.findall(r"^sluice .*$", PAGE, re.MULTILINE) if "..." not in line]
+OF_AUTOSCALER = [line for line in COMMANDS if line.startswith("sluice scale")]
 
 
 async def run(url: str, *arguments: str) -> str:
@@ -47,6 +48,13 @@ async def test_every_block_runs(application: Rig) -> None:
     assert "RoutePrefill" in administration and "RouteDecode" in administration
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(OF_AUTOSCALER)))
 async def test_every_command_runs(application: Rig, command: str) -> None:
     assert (await run(url_of(application), "-m", "sluice.cli", *shlex.split(command)[1:])).strip()
+
+
+async def test_scale_says_what_to_set_where_no_autoscaler_is(application: Rig) -> None:
+    """The live test of scaling gives the same command to an application that has one."""
+    [command] = OF_AUTOSCALER
+    with pytest.raises(AssertionError, match=r"(?s)no_autoscaler.*set scaling\.enabled"):
+        await run(url_of(application), "-m", "sluice.cli", *shlex.split(command)[1:])

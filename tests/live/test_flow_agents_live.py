@@ -1,5 +1,5 @@
 """Flow scheduling in the whole application on sim engines: the node's agent permits their reads, is restarted by Ray,
-takes another policy, and ends when no engine wants it any more.
+takes another policy, and ends when no engine wants it any more; agents of two nodes have one coordinator.
 """
 
 import json
@@ -122,16 +122,22 @@ async def main():
     keeper = flow_agent.AgentKeeper("test", node, share, WireConfig(socket_dir=sys.argv[1]))
     await keeper.start()
     print(json.dumps(keeper.address), flush=True)
+    found = flow_agent.RayDirectory(flow_agent.directory_name("test", share))
+    while not await found.addresses(node):
+        await asyncio.sleep(0.1)
+    there = [await found.exists(node), await found.exists("nowhere"), await found.addresses(node)]
+    print(json.dumps({"found": there}), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     keeper.stop()
     print("stopped", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    print(json.dumps({"found": await found.addresses(node)}), flush=True)
 
 asyncio.run(main())
 """
 
 
-def test_an_agent_that_nobody_wants_ends(tmp_path: Path) -> None:
+def test_an_agent_is_found_in_rays_store_and_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -141,6 +147,8 @@ def test_an_agent_that_nobody_wants_ends(tmp_path: Path) -> None:
         lines = (line for line in keeper.stdout if line.startswith('"unix:'))
         socket = Path(json.loads(next(lines)).removeprefix("unix:"))
         wait_for(socket.exists, "the agent does not listen")
+        found = (json.loads(line)["found"] for line in keeper.stdout if line.startswith('{"found"'))
+        assert next(found) == [True, False, [f"unix:{socket}"]]
         tree = psutil.Process(keeper.pid).children(recursive=True)
         (agent,) = [process for process in tree if "AgentActor" in command_line(process)]
         keeper.stdin.write("\n")
@@ -152,6 +160,83 @@ def test_an_agent_that_nobody_wants_ends(tmp_path: Path) -> None:
         assert not [process for process in tree if "ray::AgentActor" in command_line(process)]
         keeper.stdin.write("\n")
         keeper.stdin.flush()
+        assert next(found) == []
+
+
+COORDINATED = """
+import asyncio, json, os, signal, sys
+import ray
+from ray.cluster_utils import Cluster
+import app.flow_agent as flow_agent
+from app.config import FlowConfig, WireConfig
+
+share = flow_agent.FlowShare(FlowConfig(enabled=True), (), unwanted_s=6.0)
+name = flow_agent.coordinator_name("test", share)
+
+def keeper(node):
+    return flow_agent.AgentKeeper("test", node.node_id, share, WireConfig(socket_dir=sys.argv[1]))
+
+def coordinators():
+    return [a for a in ray.util.list_named_actors(all_namespaces=True) if a["name"] == name]
+
+async def coordinated():
+    "Returns the coordinator's process once both agents are connected to it."
+    while True:
+        try:
+            actor = ray.get_actor(name, namespace=flow_agent.NAMESPACE)
+            if await actor.agents.remote() == 2:
+                return await actor.wanted.remote()
+        except (ValueError, ray.exceptions.RayError):
+            pass
+        await asyncio.sleep(0.2)
+
+async def main():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes = [cluster.head_node, cluster.add_node(num_cpus=1)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        first, second = (keeper(node) for node in nodes)
+        found = flow_agent.RayDirectory(flow_agent.directory_name("test", share))
+        await first.start()
+        while not await found.addresses(nodes[0].node_id):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2 * flow_agent.WANTED_S)
+        print(json.dumps({"alone": [await found.several(), len(coordinators())]}), flush=True)
+        await second.start()
+        pid = await coordinated()
+        os.kill(pid, signal.SIGKILL)
+        again = await coordinated()
+        print(json.dumps({"several": [await found.several(), len(coordinators()), again != pid]}), flush=True)
+        second.stop()
+        while coordinators():
+            await asyncio.sleep(0.2)
+        print(json.dumps({"left": [await found.several(), bool(await found.addresses(nodes[0].node_id))]}), flush=True)
+        first.stop()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+asyncio.run(main())
+"""
+
+
+def test_agents_of_two_nodes_start_one_coordinator_which_is_restarted_and_ends(tmp_path: Path) -> None:
+    """One agent alone starts none; with the second there is one, also after it is killed; it goes with the second."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COORDINATED, str(tmp_path)],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    assert said == [
+        {"alone": [False, 0]},
+        {"several": [True, 1, True]},
+        {"left": [False, True]},
+    ], done.stderr
 
 
 def wait_for(condition: Any, what: str) -> None:

@@ -1,18 +1,23 @@
-"""A prefix that one vLLM engine lends another: read over NIXL, with the answer of an engine that computed it itself.
+"""A prefix that one vLLM engine lends another: read over NIXL, with the answer of an engine that computed it itself;
+and reads of KV by permits of a flow agent, which is killed while they wait for it.
 
-Engine `a` computes prompts and lends their prefixes; engine `b` borrows. Roles are routing, so both also decode.
+Engine `a` computes prompts and lends their prefixes; engine `b` borrows. Roles are routing, so both also decode. Both
+know the address of a flow agent that runs in one test only: without it every read is posted at once.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.engine.cores import divide_cores, usable_cores
-from actors.wire.messages import Failed, Out, Prefill, PrefillDone
+from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, PrefillDone, Reading
 from app.models import resolve
+from tests.actors.flow.narrow import NarrowAgent, Occupant
 from tests.live.serving import PATIENCE_S
+from tests.live.test_vllm_engines import shared_tokens
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -21,14 +26,18 @@ START_S = 500.0
 BLOCK = 128
 PREFIX = 4 * BLOCK
 ANSWER = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+NODE = "127.0.0.1"
+"""Name of the node of both engines, by default that of their side channel's host."""
 
 
 class Two:
     def __init__(self, directory: Path) -> None:
+        self.socket = directory / "flow.sock"
         cores = divide_cores(usable_cores(), 2)
         common: dict[str, Any] = {
             "model": str(resolve("smollm2-135m-instruct")), "served_name": "small", "device": "cpu", "role": "prefill",
             "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536, "lease_s": 12,
+            "flow_agent": f"unix:{self.socket}",
         }  # fmt: skip
         self.a, self.b = (
             Engine({**common, "engine_id": name, "cores": own}, directory / f"{name}.log", UCX_TLS="tcp,self")
@@ -44,11 +53,13 @@ class Two:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """The last act is a test, too: a lender dies before its prefix is read."""
     two = Two(tmp_path_factory.mktemp("lending"))
     try:
         two.a.wait_ready(START_S)
         two.b.wait_ready(START_S)
         yield two
+        the_lender_dies(two)
     finally:
         two.a.stop()
         two.b.stop()
@@ -86,7 +97,13 @@ def test_a_prefix_is_lent_or_computed_and_the_answer_is_the_same(two: Two) -> No
     strange = two.borrow("strange", prompt(2), b"nobody's handle")
     assert strange.cached_tokens == 0
 
-    # The lender dies before its blocks are read: the prompt is computed, and answered the same.
+    lacking = {key: value for key, value in msgspec.msgpack.decode(lend.handle).items() if key != "tp_size"}
+    odd = two.borrow("odd", prompt(4), msgspec.msgpack.encode(lacking))
+    assert odd.cached_tokens == 0
+
+
+def the_lender_dies(two: Two) -> None:
+    """The prompt is computed, and answered the same."""
     tokens = prompt(3)
     undisturbed = answer(two.a, "alone-3", tokens)
     lend = two.a.prefill("lend-3", tokens[: PREFIX + 1])
@@ -96,4 +113,72 @@ def test_a_prefix_is_lent_or_computed_and_the_answer_is_the_same(two: Two) -> No
     assert done.cached_tokens == 0
     assert answer(two.b, "on-b-3", tokens) == undisturbed
     # its own leases end by themselves, since nobody decodes from them
+    two.b.until_idle(0)
+
+
+# ----------------------------------------------------------------------------------------------- reads by permit
+
+SPOKEN = {**ANSWER, "logprobs": 2}
+
+
+def same_answer(two: Two, attempt_id: str, tokens: list[int], pieces: list[Out]) -> None:
+    """Fails unless the answer is that of the engine that computed the prompt, up to near ties."""
+    alone = two.a.decode(f"alone-{attempt_id}", tokens, SPOKEN, None)
+    if shared_tokens(pieces, alone) == SPOKEN["max_tokens"]:
+        assert token_ids(pieces) == token_ids(alone)
+
+
+def permitted(two: Two) -> tuple[str, list[int], list[Out]]:
+    """Reads prompts until one is read by permits, and returns that with its answer. The engine's line to its agent may
+    still be on its way up.
+    """
+    for number in range(20):
+        attempt_id, tokens = f"permitted-{number}", prompt(100 + number)
+        before = two.b.ask("metrics")
+        done = two.a.prefill(attempt_id, tokens)
+        pieces = two.b.decode(attempt_id, tokens, SPOKEN, done.handle)
+        after = two.b.ask("metrics")
+        assert after["transfers"] == before["transfers"] + 1
+        if after["transfers_unscheduled"] == before["transfers_unscheduled"]:
+            return attempt_id, tokens, pieces
+    raise AssertionError("no read went by permits: the engine may not have found its agent")
+
+
+def holding(two: Two, agent: NarrowAgent) -> tuple[dict[str, list[int]], Occupant]:
+    """Returns two decodes whose reads wait for permits, because that of another worker is in flight at their ports."""
+    for number in range(10):
+        held = {f"held-{number}-{n}": prompt(200 + 2 * number + n) for n in range(2)}
+        handles = {name: two.a.prefill(name, tokens).handle for name, tokens in held.items()}
+        occupant = Occupant(agent)
+        for name, tokens in held.items():
+            two.b.send(Decode(name, tokens, SPOKEN, handles[name], PATIENCE_S))
+
+        def seen(kind: Any, names: dict[str, Any] = held) -> bool:
+            return all(any(isinstance(m, kind) for m in two.b.seen(name)) for name in names)
+
+        occupant.stays(PATIENCE_S, lambda: seen(Reading))
+        occupant.stays(0.3)
+        if not any(isinstance(m, Admitted) for name in held for m in two.b.seen(name)):
+            return held, occupant
+        # On a busy machine the agent may have been silent for too long, and a read gone on without it.
+        occupant.client.close()
+        for name in held:
+            two.b.finish(name)
+    raise AssertionError("reads did not wait for permits")
+
+
+def test_reads_go_by_permits_and_without_them_when_their_agent_is_killed(two: Two) -> None:
+    agent = NarrowAgent(two.socket, NODE, NODE)
+    try:
+        same_answer(two, *permitted(two))
+        held, occupant = holding(two, agent)
+        before = two.b.ask("metrics")["transfers_unscheduled"]
+        agent.kill()
+        for name, tokens in held.items():
+            same_answer(two, name, tokens, two.b.finish(name))
+        assert two.b.ask("metrics")["transfers_unscheduled"] == before + len(held)
+        occupant.client.close()
+    finally:
+        agent.kill()
+    two.a.until_idle(0)
     two.b.until_idle(0)

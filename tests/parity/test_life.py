@@ -7,7 +7,7 @@ router and engines must be the same in their own words.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,11 +29,12 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
 from policies.request.effects import Effects
-from policies.request.events import Event, Output, Preempted
+from policies.request.events import Event, Output, Preempted, RouteDecode
 from policies.request.life import Life
 from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.views import Role
+from tests.benchmarks.sim import lending_cluster as lending
 
 Fault = tuple[float, str, str]
 """When everything at an engine fails, the engine, and the code."""
@@ -112,14 +113,21 @@ def simulated(
                 stories[id(request)].sent.append(words)
         plain_feed(event)
 
-    plain_add = SimRequest._add
+    def heard(name: str, sent: Callable[[SimRequest, Any], tuple[Any, ...]]) -> None:
+        """Has an effect write down what it sends to an engine."""
+        plain = getattr(SimRequest, name)
 
-    def add(request: SimRequest, worker: Any, seq: Any, task: str) -> None:
-        stories[id(request)].sent.append((task, worker.name, seq.remote))
-        plain_add(request, worker, seq, task)  # type: ignore[arg-type]
+        def send(request: SimRequest, order: Any, left_s: float) -> bool:
+            stories[id(request)].sent.append(sent(request, order))
+            return bool(plain(request, order, left_s))
 
+        patch.setattr(SimRequest, name, send)
+
+    heard("send_lend", lambda _, lend: ("prefill", lend.engine_id, False))
+    heard("send_prefill", lambda request, route: ("prefill", route.engine_id, request.lent is not None))
+    # a colocated engine computes the prompt itself
+    heard("send_decode", lambda _, route: ("decode", route.engine_id, isinstance(route, RouteDecode)))
     patch.setattr(SimRequest, "__init__", start)
-    patch.setattr(SimRequest, "_add", add)
     patch.setattr(cluster, "feed", feed)
     ingress = cluster.ingress
     for at_s, engine_id, code in faults:
@@ -137,9 +145,10 @@ def router_words(event: ev.Event, attempt_id: str) -> tuple[Any, ...] | None:
     request_id = attempt_id.partition("~")[0]
     match event:
         case ev.Arrived(request=request) if request.attempt_id == attempt_id:
-            return ("submit", request.avoid, request.prompt_tokens)
+            assert request.waits_since_s is not None
+            return ("submit", request.avoid, round(request.waits_since_s, 6), request.prompt_tokens)
         case ev.PrefillDone(attempt_id=told_id) if told_id == attempt_id:
-            return ("prefilled", event.kv_bytes, event.cached_tokens)
+            return ("prefilled", event.kv_bytes, event.cached_tokens, event.compute_s)
         case ev.LeaseRenewed(attempt_id=told_id) if told_id == attempt_id:
             return ("renewed",)
         case ev.Closed(attempt_id=told_id) if told_id.partition("~")[0] == request_id:
@@ -151,7 +160,7 @@ def engine_words(engine_id: str, message: wire.Message) -> tuple[Any, ...] | Non
     """The words for a message that a live engine hears, except those that the simulator has no message for."""
     match message:
         case wire.Prefill():
-            return ("prefill", engine_id, False)
+            return ("prefill", engine_id, message.prefix is not None)
         case wire.Decode():
             return ("decode", engine_id, message.handle is not None)
     return None
@@ -204,15 +213,22 @@ def live(config: SimConfig, request: SimRequest, story: Story, patch: pytest.Mon
     def to_router(message: wire.Message) -> bool:
         match message:
             case wire.Submit():
-                sent.append(("submit", message.avoid, message.prompt_tokens))
-            case wire.Closed():
+                waits_since_s = round(clock_s[0] - message.waits_s, 6)
+                sent.append(("submit", message.avoid, waits_since_s, message.prompt_tokens))
+            case wire.Closed() if mine.router_knows:
                 sent.append(("closed", message.outcome))
+            case wire.Closed():
+                # how the whole request went, for the router's figures; a simulated router makes none
+                assert message.ended is not None
             case wire.LeaseRenewed():
                 sent.append(("renewed",))
             case _:
-                sent.append(("prefilled", message.kv_bytes, message.cached_tokens))  # type: ignore[union-attr]
+                assert isinstance(message, wire.PrefillReported)
+                sent.append(("prefilled", message.kv_bytes, message.cached_tokens, message.compute_s))
         return True
 
+    clock_s = [0.0]
+    patch.setattr(connections, "now_s", lambda: clock_s[0])
     patch.setattr(connections._router, "send", to_router)
     patch.setattr(connections._engines, "attached", lambda engine_id, _: links[engine_id])
     work = request.work
@@ -233,6 +249,7 @@ def live(config: SimConfig, request: SimRequest, story: Story, patch: pytest.Mon
         for event, now_s in story.events:
             if isinstance(event, Output):
                 mine.out = wire.Out("", "", event.tokens, finish="stop" if event.last else None)
+            clock_s[0] = now_s
             mine.on(event, now_s)
     assert not connections.live
     assert not any(link.live for link in links.values())
@@ -252,6 +269,10 @@ FAULTS: dict[str, list[Fault]] = {
     "migrated too often": [(t, f"d-{i}", "internal") for t in (30.0, 60.0, 90.0, 120.0) for i in (0, 1)],
     "engine dies before the first token": [(1.5, "p-0", "engine_dead"), (1.5, "p-1", "engine_dead")],
     "kills its engines": [(t, f"p-{i}", "engine_dead") for t in (1.5, 2.5, 3.5) for i in (0, 1)],
+    # d borrows from p-0 from 20.003 on, until 20.014 s, and reads until 20.18 s
+    "lender refuses": [(20.008, "p-0", "draining")],
+    "lender dies in the middle of the read": [(20.1, "p-0", "engine_dead")],
+    "borrower dies in the middle of the read": [(20.1, "p-1", "engine_dead")],
 }
 
 
@@ -334,27 +355,37 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
             return SimConfig(two_each, control=CONTROL), two, {"retried", "finished"}
         case "kills its engines":
             return SimConfig(two_each, control=CONTROL), two[:1], {"retried", "failed"}
+        case "prefix lent" | "lender refuses" | "lender dies in the middle of the read":
+            return lending.config(control=CONTROL), lending.WORK, {"send_lend", "lending", "finished"}
+        case "borrower dies in the middle of the read":
+            return lending.config(control=CONTROL), lending.WORK, {"send_lend", "retried", "finished"}
+        case "lender takes too long":
+            slow = dataclasses.replace(lending.PROFILE, prefill_base_s=5.0)
+            decode = dataclasses.replace(lending.DECODE, prefix_cache=True, profile=slow)
+            config = lending.config(control=CONTROL, engines=(lending.PREFILL, decode))
+            return config, lending.WORK, {"send_lend", "StageOverdue", "lending", "finished"}
     raise AssertionError(name)
 
 
 SCENARIOS = [
     "ordinary", "colocated", "lease ends in the pool", "lease ends in the pool too often",
     "lease renewed in the pool", "lease renewed at the decode engine", "lease ends at the decode engine",
-    "deadline", "too long", "rejected", "preempted",
+    "deadline", "too long", "rejected", "preempted", "prefix lent", "lender takes too long",
     *FAULTS,
 ]  # fmt: skip
 
 
 def shown(stories: list[Story]) -> Iterator[str]:
-    """The names of the events and effects of these stories."""
+    """The names of the events, effects and stages of these stories."""
     for story in stories:
         yield from (type(event).__name__ for event, _ in story.events)
         yield from (effect[0] for effect in story.effects)
+        yield from (stage.value for stage in story.stages)
 
 
 def words(sent: list[tuple[Any, ...]], sizes: bool) -> Counter[tuple[Any, ...]]:
     """The words of a story; without `sizes` those to the router leave out the length of the prompt."""
-    return Counter(word if sizes or word[0] != "submit" else word[:2] for word in sent)
+    return Counter(word if sizes or word[0] != "submit" else word[:3] for word in sent)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

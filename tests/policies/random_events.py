@@ -14,7 +14,7 @@ from policies.request.terms import Terms
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from policies.state.prefix_index import Change, Cleared, Removed, Stored
-from policies.state.views import Request, Role
+from policies.state.views import Health, Request, Role
 
 GOOD = Oracle(
     {0: 1e10, 1: 5e9, 3: 1e9},
@@ -154,7 +154,10 @@ class Life:
             return ev.EngineDown(now_s, name)
         if rng.random() < 0.3:
             role = {"p": Role.PREFILL, "c": Role.COLOCATED, "d": Role.DECODE}[name[0]]
-            return ev.EngineUp(now_s, name, role, "b" if name[0] == "c" else "a", f"n{name[1]}", 3, 4000)
+            health = rng.choice([*[Health.READY] * 8, Health.WARM, Health.DRAINING])
+            return ev.EngineUp(
+                now_s, name, role, "b" if name[0] == "c" else "a", f"n{name[1]}", 3, 4000, health
+            )
         shares = rng.choice([None, 0.1, 1 / 3])
         return ev.EngineStatus(now_s, name, 1, rng.randrange(3), 500, swapped=None, compute=shares)
 

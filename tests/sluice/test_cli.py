@@ -234,6 +234,17 @@ def test_status_is_a_table(server: ContractServer, capsys: Captured) -> None:
     )
 
 
+def test_status_tells_a_warm_engine_from_one_that_serves(server: ContractServer, capsys: Captured) -> None:
+    engines = [
+        {"id": "d0", "state": "ready", "duty": "warm"},
+        {"id": "d1", "state": "ready", "duty": "active"},
+    ]
+    server.on("GET /sluice/status", answers(200, {"ready": True, "engines": engines}))
+    assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert ["ready, warm" in line for line in lines] == [True, False]
+
+
 def test_status_says_why_an_engine_is_quarantined_and_when_it_is_tried_next(
     server: ContractServer, capsys: Captured
 ) -> None:
@@ -250,6 +261,27 @@ def test_status_says_why_an_engine_is_quarantined_and_when_it_is_tried_next(
         "",
         "quarantined: d0, slow decode (failure rate 0.00), for 12 s; next probe in 4 s",
         "quarantined: d1 rank 1, failing (failure rate 0.51), for 2 s; a probe runs now",
+    ]
+
+
+def test_status_shows_the_flow_agents_where_there_are_some(server: ContractServer, capsys: Captured) -> None:
+    agent = {"node": "n1", "policy": "mfs", "open": 4, "held": 1, "granted": 70, "unscheduled_share": 0.0125}
+    ports = {"ingress n1": 45.8e6, "egress n1": 50e6}
+    flow = {
+        "policy": "mfs",
+        "held": 1,
+        "granted": 70,
+        "agents": [{**agent, "bytes_per_s": ports}, {"node": "n2"}],
+    }
+    server.on("GET /sluice/status", answers(200, {"ready": True, "flow": flow}))
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-6:] == [
+        "",
+        "KV transfers by mfs: 1 reads held, 70 permits granted",
+        "",
+        "AGENT OF  OPEN  HELD  GRANTED  UNSCHEDULED  PORTS MB/S",
+        "n1        4     1     70       1.2%         ingress n1 45.8, egress n1 50.0",
+        "n2        -     -     -        -            -",
     ]
 
 

@@ -1,6 +1,7 @@
 """The configuration of a sim engine, and what it announces."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,12 @@ class SimEngineConfig:
     failures only (`actors.engine.sim.faults`). With `flow_agent`, the address of its node's flow agent, reads wait for
     permits; `flow_node` is the node's name there. Steps that stand still for `stall_s` are a stall, and after
     `replace_after_stalls` times as long the engine is replaced, as one of vLLM is (`actors.engine.watchdog`).
+
+    `span` are further nodes over which the instance lies, each with the address of its flow agent ("" is that of
+    `flow_agent`): a request's KV lies on one of all these nodes, each of which has the `links`. With `layer_groups`
+    above 1 a step computes this many groups of layers one after another, and a lent prefix is read group by group while
+    the prompt is computed (MFS stage 1). With `collective_bytes_per_token` the nodes exchange this many bytes for each
+    prompt token after each group, over their links to the engine's own id (MFS stage 2).
     """
 
     engine_id: str
@@ -56,6 +63,9 @@ class SimEngineConfig:
     faults: str | None = None
     flow_agent: str = ""
     flow_node: str = ""
+    span: Mapping[str, str] = field(default_factory=dict)
+    layer_groups: int = 1
+    collective_bytes_per_token: float = 0.0
     stall_s: float = 5.0
     replace_after_stalls: float = 3.0
 
@@ -67,6 +77,7 @@ class SimEngineConfig:
             "max_model_len",
             "prefill_budget_tokens",
             "dp_ranks",
+            "layer_groups",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
@@ -90,8 +101,44 @@ class SimEngineConfig:
             raise ValueError(
                 "flow_agent is set, but flow_node is not: give the name of the node to which it belongs"
             )
+        self._check_stages()
         self.timing_profile()
         self.stall_limits()
+
+    def _check_stages(self) -> None:
+        if self.span and (not self.flow_node or self.flow_node in self.span or "" in self.span):
+            raise ValueError(
+                f"span has the nodes {sorted(self.span)}: name the further nodes there and another one as flow_node"
+            )
+        if not 0 <= self.collective_bytes_per_token < math.inf:
+            raise ValueError(
+                f"collective_bytes_per_token is {self.collective_bytes_per_token}: it must be at least 0 and finite"
+            )
+        if self.collective_bytes_per_token and not self.span:
+            raise ValueError("collective_bytes_per_token is set, but span is not: one node exchanges nothing")
+        if self.barrier and self.staged:
+            raise ValueError(
+                "ranks behind a barrier have no layer groups and no collectives: turn barrier off"
+            )
+
+    @property
+    def staged(self) -> bool:
+        """Whether a step is a chain of layer groups with flows between them."""
+        return self.layer_groups > 1 or self.collective_bytes_per_token > 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the instance by their names at the flow agents, its own first; it may have no name ("")."""
+        return (self.flow_node, *self.span)
+
+    @property
+    def step_hold_s(self) -> float:
+        """Seconds for which a flow within a step may be held at most: half of what counts as a stall of the steps."""
+        return self.stall_s / 2.0
+
+    def agent_of(self, node: str) -> str:
+        """Returns the address of the flow agent of one of the `nodes`; "" without agents."""
+        return (self.span.get(node, "") or self.flow_agent) if self.flow_agent else ""
 
     def stall_limits(self) -> StallLimits:
         """Returns the limits of the watch over the steps; nothing is compiled in the first ones."""
@@ -130,7 +177,6 @@ class SimEngineConfig:
         return EngineInfo(
             id=self.engine_id,
             role=role,
-            home_role=None if role == self.role else self.role,
             kind="sim",
             model=self.model,
             group=self.compatibility_group(),

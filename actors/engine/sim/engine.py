@@ -18,17 +18,22 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
 from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.sim.clock import StepClock
+from actors.engine.sim.collectives import Collectives
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.faults import Faults
+from actors.engine.sim.flow import FlowMover
+from actors.engine.sim.layers import LayerClock
 from actors.engine.sim.leases import LeaseKeeper
+from actors.engine.sim.links import LinkPacer
 from actors.engine.sim.output import Choice, pieces
-from actors.engine.sim.peers import SimHandle
+from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.prefix import PrefixReads
 from actors.engine.sim.reads import KvReads
 from actors.engine.sim.step_watch import StepWatch
@@ -51,6 +56,8 @@ from actors.wire.messages import (
 )
 from policies.engine_model.blocks import Allocation, BlockPool, Change
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult
+from policies.flow.stages import home_of
+from policies.request.attempts import request_id_of
 from policies.request.stage import Task
 
 log = logging.getLogger(__name__)
@@ -67,7 +74,7 @@ class SimEngine:
         """
         self.config = config
         self._rank = rank
-        self._clock = clock or StepClock()
+        self._clock = clock or (LayerClock(config.layer_groups) if config.staged else StepClock())
         self._timing = config.timing_profile()
         self._pool = BlockPool(config.kv_blocks, config.block_size_tokens, config.kv_events)
         self._model = EngineModel(
@@ -75,10 +82,16 @@ class SimEngine:
         )
         self._prefills: dict[str, PrefillTask] = {}
         self._decodes: dict[str, DecodeTask] = {}
-        self._reads = KvReads(config, self._timing, self._model, self._read_failed, self._clock.kick)
-        self._prefixes = PrefixReads(
-            config.engine_id, self._timing, self._pool, self._reads.puller, self._queue_prefill
+        self._puller = Puller(config.pull_timeout_s)
+        self._mover = FlowMover(config, self._timing.transfer_bandwidth_bytes_per_s)
+        self._reads = KvReads(
+            config, self._timing, self._model, self._puller, self._mover, self._read_failed, self._clock.kick
         )
+        self._prefixes = PrefixReads(
+            config, self._timing, self._model, self._puller, self._mover, self._queue_prefill
+        )
+        # the step under way: the name of its batch, and the seconds that it computes
+        self._batch, self._step_s = "", 0.0
         self._addresses: tuple[str, ...] = ()
         self._draining = False
         self._stopped = False
@@ -86,7 +99,7 @@ class SimEngine:
         self._role = config.role
         self._faults: Faults | None = None
         if config.faults is not None:
-            self._faults = Faults(config.faults, config.engine_id, self._clock.kick)
+            self._faults = Faults(config.faults, config.engine_id, self._ordered)
         limits = config.stall_limits()
         self._watch = StepWatch(config.engine_id, self._clock, limits, self._halted, self._clock.kick)
 
@@ -97,13 +110,15 @@ class SimEngine:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._clock.join(self)
+        self._pacers = {node: LinkPacer(self.config.links) for node in self.config.nodes}
         self._leases = LeaseKeeper(
             self.config.lease_s,
             f"{self._rank}.{os.urandom(6).hex()}",
             self._timing.kv_bytes,
             self._free_lease,
-            self.config.links,
+            self._pacers,
         )
+        self._collectives = Collectives(self.config, self._timing, self._mover, self._pacers)
         self._reads.start(sink, self._leases)
         if self._faults is not None:
             self._faults.start()
@@ -114,7 +129,8 @@ class SimEngine:
         calls it when it listens.
         """
         self._addresses = addresses
-        self._reads.attach(me)
+        self._puller.attach(me)
+        self._mover.attach(me)
 
     def info(self) -> EngineInfo:
         """Returns the facts about this engine, of which only the role changes while it runs."""
@@ -144,6 +160,7 @@ class SimEngine:
 
     def metrics(self) -> EngineMetrics:
         """Returns the totals since the start, and the present numbers of KV blocks."""
+        steps = self._model.step_totals
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
@@ -158,6 +175,15 @@ class SimEngine:
             kv_blocks_free=self._pool.free,
             preemptions=self._model.preemptions_total,
             stalls=self._watch.stalls,
+            collectives=self._collectives.ended,
+            collective_s=self._collectives.seconds,
+            reuse_wait_s=self._prefixes.stalled_s,
+            step_s=steps.busy_s,
+            prefill_steps=steps.prefill_steps,
+            prefill_step_tokens=steps.prefill_tokens,
+            decode_steps=steps.decode_steps,
+            decode_step_seqs=steps.decode_seqs,
+            decode_step_kv_tokens=steps.decode_kv_tokens,
         )
 
     @property
@@ -203,7 +229,11 @@ class SimEngine:
         self._stopped = True
         self._prefixes.stop()
         self._reads.stop()
+        self._puller.close()
+        self._mover.stop()
         self._leases.stop()
+        for pacer in self._pacers.values():
+            pacer.stop()
         if self._faults is not None:
             self._faults.stop()
         self._watch.stop()
@@ -264,6 +294,7 @@ class SimEngine:
         prefill = self._prefills.get(attempt_id)
         if prefill is not None:
             self._end_prefill(prefill)
+            self._prefixes.gone(prefill)
             self._model.remove(prefill.seq)
         decode = self._decodes.get(attempt_id)
         if decode is not None:
@@ -322,7 +353,26 @@ class SimEngine:
             return None
         if self._faults is not None and seconds is not None:
             seconds *= self._faults.order.slow
+        if seconds is not None and self.config.staged:
+            self._batch, self._step_s = self._leases.batch(self._model.steps + 1), seconds
+            self._prefixes.step_began(self._batch, self._model.computing(), seconds)
         return seconds
+
+    def before_group(self, group: int, go_on: Callable[[], None]) -> None:
+        """Calls `go_on` when layer group `group` of the step may compute: its reused KV has arrived (MFS stage 1)."""
+        self._prefixes.before_group(group, go_on)
+
+    def after_group(self, group: int, go_on: Callable[[], None]) -> None:
+        """Has the nodes of the instance exchange the activations of a layer group, then calls `go_on` (MFS stage 2)."""
+        groups = self.config.layer_groups
+        compute_s = self._step_s * (groups - group - 1) / groups
+
+        def ended() -> None:
+            self._prefixes.group_ended(group + 1)
+            go_on()
+
+        tokens = self._model.step_prefill_tokens
+        self._collectives.exchange(self._batch, group, tokens, compute_s, ended)
 
     def end_step(self) -> None:
         """Ends the current step: sends its tokens, and leases the KV of the prompts that are now computed."""
@@ -400,6 +450,7 @@ class SimEngine:
 
     def _prefill_late(self, task: PrefillTask) -> None:
         self._end_prefill(task)
+        self._prefixes.gone(task)
         self._model.remove(task.seq)
         self._fail(
             task.attempt_id, "prefill", "deadline", "the deadline passed before the prefill was done", False
@@ -435,17 +486,28 @@ class SimEngine:
         self._forget_decode(task)
         self._fail(task.attempt_id, "decode", "kv_load", reason, True)
 
+    def _ordered(self) -> None:
+        """Obeys a new order of a fault."""
+        assert self._faults is not None
+        order = self._faults.order
+        self._puller.cut(order.cut)
+        if order.expire:
+            self._leases.expire_all()
+        self._clock.kick()
+
     # ------------------------------------------------------------------------------------------------ leases (prefill)
 
     def _prefilled(self, seq: Sequence) -> None:
         task = cast(PrefillTask, seq.owner)
         self._end_prefill(task)
         assert seq.allocation is not None
-        key = self._leases.grant(task.attempt_id, seq.allocation, seq.prompt_tokens)
+        home = home_of(request_id_of(task.attempt_id), self.config.nodes)
+        key = self._leases.grant(task.attempt_id, seq.allocation, seq.prompt_tokens, home)
         kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
+        swapped = self._faults is not None and self._faults.order.swap
         handle = SimHandle(
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
-            task.prompt_hash, self._leases.batch(self._model.steps), self.config.flow_node,
+            task.prompt_hash ^ swapped, self._leases.batch(self._model.steps), home,
         )  # fmt: skip
         queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(

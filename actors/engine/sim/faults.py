@@ -31,12 +31,17 @@ POISON: dict[Task, tuple[int, ...]] = {
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault of an engine: new work fails at once with code `fail`, steps take `slow` times as long, or, if it is
-    `stalled`, no step begins while all else goes on.
+    `stalled`, no step begins while all else goes on. While it is `cut` nothing passes between it and the engines whose
+    KV it reads. With `expire` its leases that nobody reads end at once, and with `swap` the handles of its new leases
+    are those of other prompts.
     """
 
     fail: Literal["internal", "kv_load"] | None = None
     slow: float = 1.0
     stalled: bool = False
+    cut: bool = False
+    expire: bool = False
+    swap: bool = False
 
 
 HEALTHY = Order()

@@ -5,10 +5,11 @@ the connections of the decode engines: a Pull protects a lease until Pulled, or 
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 
 from actors.engine.leases import AttemptLeases
-from actors.engine.sim.links import LinkPacer, SimLink
+from actors.engine.sim.links import LinkPacer
 from actors.wire.channel import Channel, WireError
 from actors.wire.messages import Message, Pull, PullChunk, Pulled, PullGrant, Sent
 from policies.engine_model.blocks import Allocation
@@ -24,10 +25,10 @@ class LeaseKeeper:
         key_prefix: str,
         bytes_of: Callable[[int], int],
         free: Callable[[Allocation], None],
-        links: Mapping[str, SimLink],
+        pacers: Mapping[str, LinkPacer],
     ) -> None:
         """Makes an empty table. `key_prefix` is unique for this process, `bytes_of(tokens)` returns the size of their
-        KV, and `links` are the links to readers by pattern of their ids.
+        KV, and `pacers` are the links of each node of the engine, over which its KV is sent.
         """
         self.expired = 0
         self._table = LeaseTable(lease_s)
@@ -37,10 +38,12 @@ class LeaseKeeper:
         self._granted = 0
         self._held = AttemptLeases()
         self._reads: dict[Channel, set[str]] = {}
-        self._pacer = LinkPacer(dict(links), self._sent)
+        self._pacers = pacers
+        # by key
+        self._nodes: dict[str, str] = {}
         self._readers: dict[str, Channel] = {}  # by key, for paced reads only
-        # by the pacer's key: lease and number of a chunk on its way
-        self._parts: dict[str, tuple[str, int]] = {}
+        # the parts on their way of each lease
+        self._parts: dict[str, set[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -49,16 +52,16 @@ class LeaseKeeper:
 
     def stop(self) -> None:
         """Stops all timers, so that no lease expires and nothing is sent any more."""
-        self._pacer.stop()
         if self._timer is not None:
             self._timer.cancel()
 
     # ------------------------------------------------------------------------------------------------ by request
 
-    def grant(self, attempt_id: str, allocation: Allocation, tokens: int) -> str:
-        """Leases the KV of `attempt_id`, and returns the key by which it is pulled."""
+    def grant(self, attempt_id: str, allocation: Allocation, tokens: int, node: str) -> str:
+        """Leases the KV of `attempt_id`, which lies on `node`, and returns the key by which it is pulled."""
         self._granted += 1
         key = f"{self._prefix}/{self._granted}"
+        self._nodes[key] = node
         self._table.grant(key, allocation, tokens, self._loop.time())
         self._held.granted(attempt_id, key)
         self._set_timer()
@@ -85,6 +88,10 @@ class LeaseKeeper:
         left = [self._table.renew(key, lease_s, now_s) or 0.0 for key, _ in self._held.of(attempt_id)]
         return left[-1] if left else 0.0
 
+    def expire_all(self) -> None:
+        """Ends every lease that nobody reads, as if its time were over."""
+        self._expire(math.inf)
+
     # ------------------------------------------------------------------------------------------------ by key
 
     def begin_read(self, key: str) -> bool:
@@ -108,7 +115,7 @@ class LeaseKeeper:
             reads.add(message.attempt_id)
             reader = channel.peer.id if channel.peer is not None else ""
             if message.chunked:
-                paced = self._pacer.fits(reader)
+                paced = self._pacers[self._nodes[lease.key]].fits(reader)
             else:
                 paced = message.n_bytes > 0 and self._begin(
                     message.attempt_id, message.attempt_id, 0, reader, message.n_bytes
@@ -143,26 +150,27 @@ class LeaseKeeper:
 
     def _begin(self, part: str, key: str, chunk: int, reader: str, n_bytes: int) -> bool:
         """Starts to send a part of the KV under `key`. Returns False if no link fits the reader."""
-        begun = self._pacer.begin(part, reader, n_bytes)
-        if begun:
-            self._parts[part] = (key, chunk)
-        return begun
 
-    def _sent(self, part: str, seconds: float) -> None:
-        key, chunk = self._parts.pop(part)
-        self._readers[key].send(Sent(key, seconds, chunk))
+        def sent(seconds: float) -> None:
+            self._parts[key].discard(part)
+            self._readers[key].send(Sent(key, seconds, chunk))
+
+        begun = self._pacers[self._nodes[key]].begin(part, reader, n_bytes, sent)
+        if begun:
+            self._parts.setdefault(key, set()).add(part)
+        return begun
 
     def _unpace(self, key: str) -> None:
         if self._readers.pop(key, None) is None:
             return
-        for part in [part for part, (of, _) in self._parts.items() if of == key]:
-            del self._parts[part]
-            self._pacer.drop(part)
+        for part in self._parts.pop(key, ()):
+            self._pacers[self._nodes[key]].drop(part)
 
     def _ended(self, lease: Lease | None) -> None:
         if lease is None:
             return
         self._held.ended(lease.key)
+        del self._nodes[lease.key]
         if not self._table and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -172,9 +180,11 @@ class LeaseKeeper:
         if self._timer is None and (next_s := self._table.next_expiry_s()) is not None:
             self._timer = self._loop.call_at(next_s, self._expire)
 
-    def _expire(self) -> None:
-        self._timer = None
-        for lease in self._table.expire(self._loop.time()):
+    def _expire(self, now_s: float | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for lease in self._table.expire(self._loop.time() if now_s is None else now_s):
             self.expired += 1
             self._ended(lease)
         self._set_timer()

@@ -11,13 +11,17 @@ profile, unaffected by other transfers. Not claimed: links shared by several sen
 import asyncio
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 MAX_EARLY_S = 1e-3
 """Seconds before its end at which a transfer counts as ended. uvloop counts whole milliseconds, so timers may fire
 early."""
+
+
+Sent = Callable[[float], None]
+"""Is called with the seconds that bytes took, when they have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +99,15 @@ class _Link:
 
 
 class LinkPacer:
-    """All links of one sending engine. `sent(key, seconds)` is called when the bytes of `key` have arrived, `seconds`
-    after `begin`.
-    """
+    """All links of one node of a sending engine."""
 
-    def __init__(self, links: dict[str, SimLink], sent: Callable[[str, float], None]) -> None:
+    def __init__(self, links: Mapping[str, SimLink]) -> None:
         self._links = {
             pattern: _Link(link.latency_s, SharedLink(link.bandwidth_bytes_per_s))
             for pattern, link in links.items()
         }
-        self._sent = sent
         self._loop = asyncio.get_running_loop()
-        self._begun: dict[str, tuple[_Link, float]] = {}
+        self._begun: dict[str, tuple[_Link, float, Sent]] = {}
         self._arriving: dict[str, asyncio.TimerHandle] = {}
 
     def fits(self, reader: str) -> bool:
@@ -116,15 +117,17 @@ class LinkPacer:
     def _link_to(self, reader: str) -> _Link | None:
         return next((link for pattern, link in self._links.items() if fnmatchcase(reader, pattern)), None)
 
-    def begin(self, key: str, reader: str, n_bytes: int) -> bool:
-        """Starts to send. Returns False, and sends nothing, if no pattern fits the reader."""
+    def begin(self, key: str, reader: str, n_bytes: int, sent: Sent) -> bool:
+        """Starts to send; `sent(seconds)` is called when the bytes have arrived, `seconds` after this call. Returns
+        False, and sends nothing, if no pattern fits the reader.
+        """
         link = self._link_to(reader)
         if link is None:
             return False
         now_s = self._loop.time()
         # Transfers that have ended by now must not be slowed down by the new one.
         self._end_due(link)
-        self._begun[key] = (link, now_s)
+        self._begun[key] = (link, now_s, sent)
         link.shared.begin(key, n_bytes, now_s)
         self._set_timer(link)
         return True
@@ -158,10 +161,10 @@ class LinkPacer:
         now_s = self._loop.time()
         while (end_s := link.shared.next_end_s()) is not None and end_s <= now_s + MAX_EARLY_S:
             key, end_s = link.shared.end_next()
-            _, begun_s = self._begun.pop(key)
+            _, begun_s, sent = self._begun.pop(key)
             at_s = end_s + link.latency_s
-            self._arriving[key] = self._loop.call_at(at_s, self._arrived, key, at_s - begun_s)
+            self._arriving[key] = self._loop.call_at(at_s, self._arrived, key, sent, at_s - begun_s)
 
-    def _arrived(self, key: str, seconds: float) -> None:
+    def _arrived(self, key: str, sent: Sent, seconds: float) -> None:
         del self._arriving[key]
-        self._sent(key, seconds)
+        sent(seconds)

@@ -12,7 +12,9 @@ One connection to each engine id is kept.
 """
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -76,6 +78,7 @@ class Puller:
         self._timeout_s = timeout_s
         self._me: Identity | None = None
         self._peers: dict[str, _Peer] = {}
+        self._held: list[Callable[[], None]] | None = None
 
     def attach(self, me: Identity) -> None:
         """Sets this engine's name on the wire. Must be called before anything is pulled."""
@@ -103,6 +106,17 @@ class Puller:
         peer = self._peer(handle)
         self._forget(peer, handle.lease)
         self._send(peer, Pulled(handle.lease))
+
+    def cut(self, cut: bool) -> None:
+        """Cuts the links to all prefill engines, or joins them again: the connections stay, and what is sent meanwhile
+        in either direction arrives after the cut. Reads time out as ever.
+        """
+        if cut and self._held is None:
+            self._held = []
+        elif not cut and self._held is not None:
+            held, self._held = self._held, None
+            for pass_on in held:
+                pass_on()
 
     def close(self) -> None:
         """Closes all connections; readers are not called any more."""
@@ -151,12 +165,17 @@ class Puller:
         peer.unsent.clear()
 
     def _send(self, peer: _Peer, message: Pull | PullChunk | Pulled) -> None:
-        if peer.channel is None:
+        if self._held is not None:
+            self._held.append(functools.partial(self._send, peer, message))
+        elif peer.channel is None:
             peer.unsent.append(message)
         else:
             peer.channel.send(message)
 
     def _received(self, peer: _Peer, message: Message) -> None:
+        if self._held is not None:
+            self._held.append(functools.partial(self._received, peer, message))
+            return
         if isinstance(message, Sent):
             reader = peer.readers.get(message.attempt_id)
             if reader is not None:

@@ -14,17 +14,15 @@ from typing import cast
 
 from actors.engine.protocol import Sink
 from actors.engine.sim.config import SimEngineConfig
-from actors.engine.sim.flow import PermittedReads
+from actors.engine.sim.flow import FlowMover
 from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.tasks import DecodeTask
-from actors.flow.client import ReadsClient
-from actors.flow.reader import Finished, Post
-from actors.wire.channel import Identity
 from actors.wire.messages import Admitted
 from policies.engine_model.scheduler import EngineModel
 from policies.engine_model.timing import TimingProfile
 from policies.flow.base import Flow, Stage
+from policies.flow.stages import home_of
 from policies.request.attempts import request_id_of
 from policies.state.views import OVERDUE_SHARE
 
@@ -45,18 +43,6 @@ class _Read:
         self._reads.failed(self._task, reason)
 
 
-class _Permitted:
-    """A read by permit: its bytes, when it was submitted, and what of it is on its way, by number of its post."""
-
-    def __init__(self, task: DecodeTask, n_bytes: int, paced: bool, now_s: float) -> None:
-        self.task, self.n_bytes, self.paced, self.begun_s = task, n_bytes, paced, now_s
-        self.posts: dict[int, Post] = {}
-        self.timers: dict[int, asyncio.TimerHandle] = {}
-        self.posted = 0
-        self.reason: str | None = None
-        """Why the read failed, if it did."""
-
-
 class KvReads:
     """The reads of one engine, and their totals.
 
@@ -68,18 +54,18 @@ class KvReads:
         config: SimEngineConfig,
         timing: TimingProfile,
         model: EngineModel,
+        puller: Puller,
+        mover: FlowMover,
         failed: Callable[[DecodeTask, str], None],
         kick: Callable[[], None],
     ) -> None:
         self._config, self._timing, self._model = config, timing, model
         self._failed, self._kick = failed, kick
-        self.puller = Puller(config.pull_timeout_s)
+        self._puller, self._mover = puller, mover
         self._tasks: set[DecodeTask] = set()
         self._stopped = False
         self.transfers = self.n_bytes = self.blocks = self.failures = 0
         self.seconds = 0.0
-        self._permits: PermittedReads | None = None
-        self._permitted: dict[str, _Permitted] = {}  # by flow
         self._flow_of: dict[DecodeTask, str] = {}
         self._flows = 0
 
@@ -96,24 +82,9 @@ class KvReads:
         self._sink, self._leases = sink, leases
         self._loop = asyncio.get_running_loop()
 
-    def attach(self, me: Identity) -> None:
-        """Sets the name under which this engine connects to other engines, and to its node's flow agent."""
-        self.puller.attach(me)
-        config = self._config
-        if config.flow_agent:
-            client = ReadsClient(config.flow_agent, config.flow_node, config.engine_id, me.secret)
-            bytes_per_s = self._timing.transfer_bandwidth_bytes_per_s
-            self._permits = PermittedReads(client, bytes_per_s, self._post, self._finished)
-
     def stop(self) -> None:
         """Ends all reads. Nothing is reported any more."""
         self._stopped = True
-        self.puller.close()
-        if self._permits is not None:
-            self._permits.stop()
-        for read in self._permitted.values():
-            for timer in read.timers.values():
-                timer.cancel()
         for task in self._tasks:
             if task.transfer is not None:
                 task.transfer.cancel()
@@ -126,7 +97,7 @@ class KvReads:
         self._tasks.add(task)
         if handle.engine_id != self._config.engine_id:
             n_bytes = self._bytes_to_read(task)
-            self.puller.pull(handle, n_bytes, _Read(self, task), self._by_permit(handle, n_bytes))
+            self._puller.pull(handle, n_bytes, _Read(self, task), self._by_permit(handle, n_bytes))
         elif self._leases.begin_read(handle.lease):
             self._loop.call_soon(self.granted, task)
         else:
@@ -156,7 +127,7 @@ class KvReads:
         if self._stopped or task not in self._tasks:
             return
         if task in self._flow_of:
-            self._arrived(self._flow_of[task], chunk, seconds)
+            self._mover.arrived(self._flow_of[task], chunk, seconds)
         else:
             n_bytes, hold_s = self._bytes_to_read(task), self._config.hold_transfers_s
             task.transfer = self._loop.call_later(hold_s, self._ended, task, n_bytes, seconds)
@@ -166,7 +137,7 @@ class KvReads:
         if task not in self._tasks:
             return  # the read has ended already
         if task in self._flow_of:
-            self._break_off(self._permitted[self._flow_of[task]], reason)
+            self._mover.break_off(self._flow_of[task], reason)
             return
         self._tasks.discard(task)
         self.failures += 1
@@ -180,24 +151,23 @@ class KvReads:
     def end_remote(self, handle: SimHandle) -> None:
         """Tells the prefill engine that its copy is no longer needed."""
         if handle.engine_id != self._config.engine_id:
-            self.puller.end(handle)
+            self._puller.end(handle)
         else:
             self._leases.end_read(handle.lease)
 
     def gone(self, task: DecodeTask) -> None:
         """Notes that the request of a read has ended. A read by permit posts nothing more."""
-        if self._permits is not None and task in self._flow_of:
-            self._permits.abort(self._flow_of[task])
+        if task in self._flow_of:
+            self._mover.abort(self._flow_of[task])
 
     # ------------------------------------------------------------------------------------------- reads by permit
 
     def _by_permit(self, handle: SimHandle, n_bytes: int) -> bool:
         """Whether a read waits for permits; a lender that names no node is unknown to the agents."""
-        return self._permits is not None and n_bytes > 0 and handle.node != ""
+        return self._config.flow_agent != "" and n_bytes > 0 and handle.node != ""
 
     def _submit(self, task: DecodeTask, n_bytes: int, paced: bool) -> None:
         """Submits a read to the agent. It is held for at most two thirds of a lease, or until its request's end."""
-        assert self._permits is not None
         handle, msg = cast(SimHandle, task.handle), task.msg
         self._flows += 1
         flow_id = f"{self._config.engine_id}/{self._flows}/{handle.lease}"
@@ -210,58 +180,34 @@ class KvReads:
             batch=handle.batch or request_id,
             stage=Stage.P2D,
             source=handle.node,
-            target=self._config.flow_node,
+            target=home_of(request_id, self._config.nodes),
             size=n_bytes,
             due_s=None if msg.kv_due_s is None else msg.kv_due_s - waited_s,
         )
-        self._permitted[flow_id] = _Permitted(task, n_bytes, paced, now_s)
         self._flow_of[task] = flow_id
+
+        def move(number: int, size: int) -> float | None:
+            if not paced:
+                return self._timing.transfer_s(size)
+            self._puller.chunk(handle, number, size)
+            return None
+
+        def ended(busy_s: float, held_s: float, reason: str | None) -> None:
+            self._flow_ended(task, n_bytes, busy_s, held_s, reason)
+
         bound_s = min(self._config.lease_s * OVERDUE_SHARE, max(0.0, msg.timeout_s - waited_s))
-        self._permits.submit(flow, bound_s)
+        self._mover.submit(flow, bound_s, move, ended)
 
-    def _post(self, post: Post) -> None:
-        """Starts to move the bytes of a permit."""
-        read = self._permitted[post.flow_id]
-        number, read.posted = read.posted, read.posted + 1
-        read.posts[number] = post
-        if read.paced:
-            self.puller.chunk(cast(SimHandle, read.task.handle), number, post.size)
-            return
-        seconds = self._timing.transfer_s(post.size)
-        read.timers[number] = self._loop.call_later(seconds, self._arrived, post.flow_id, number, seconds)
-
-    def _arrived(self, flow_id: str, number: int, seconds: float) -> None:
-        read = self._permitted.get(flow_id)
-        post = None if read is None else read.posts.pop(number, None)
-        if read is not None and post is not None and self._permits is not None:
-            read.timers.pop(number, None)
-            self._permits.chunk_done(post, seconds)
-
-    def _break_off(self, read: _Permitted, reason: str) -> None:
-        """Ends a read by permit whose sender has gone: what is on its way will not arrive."""
-        assert self._permits is not None
-        read.reason = reason
-        flow_id = self._flow_of[read.task]
-        posts, read.posts = list(read.posts.values()), {}
-        for timer in read.timers.values():
-            timer.cancel()
-        self._permits.abort(flow_id)
-        for post in posts:
-            self._permits.chunk_done(post, 0.0)
-
-    def _finished(self, finished: Finished) -> None:
+    def _flow_ended(
+        self, task: DecodeTask, n_bytes: int, busy_s: float, held_s: float, reason: str | None
+    ) -> None:
         """Ends a read by permit, of which nothing is on its way any more."""
-        if self._stopped:
-            return
-        read = self._permitted.pop(finished.flow_id)
-        task = read.task
         del self._flow_of[task]
-        if read.reason is not None:
-            self.failed(task, read.reason)
+        if reason is not None:
+            self.failed(task, reason)
             return
-        busy_s = max(0.0, self._loop.time() - read.begun_s - finished.held_s)
-        hold_s, facts = self._config.hold_transfers_s, (read.n_bytes, busy_s, finished.held_s)
-        task.transfer = self._loop.call_later(hold_s, self._ended, task, *facts)
+        hold_s = self._config.hold_transfers_s
+        task.transfer = self._loop.call_later(hold_s, self._ended, task, n_bytes, busy_s, held_s)
 
     def _bytes_to_read(self, task: DecodeTask) -> int:
         """Returns the number of bytes of the task's KV that are not cached here."""

@@ -67,6 +67,13 @@ class VllmEngine:
         """Seconds of each phase of the start (see `launch`); `ready` is their sum."""
         return self._clock.phases
 
+    @property
+    def loading_s(self) -> tuple[float, float]:
+        """Seconds for which the last start loaded weights, and seconds from then on until the engine was ready."""
+        phases = self.phases
+        after = sum(phases.get(name, 0.0) for name in ("kv_cache", "core_ready", "warm_up"))
+        return phases.get("weights", 0.0), after
+
     # ------------------------------------------------------------------------------------------ life cycle
 
     async def start(self, sink: Sink) -> None:
@@ -110,8 +117,7 @@ class VllmEngine:
 
     def set_role(self, role: Role) -> None:
         """Serves `role` from now on. In vLLM a role is a matter of routing: an engine computes what it is sent."""
-        home = self._config.role
-        self._info = msgspec.structs.replace(self._info, role=role, home_role=None if role == home else home)
+        self._info = msgspec.structs.replace(self._info, role=role)
 
     @property
     def state(self) -> EngineState:
@@ -289,4 +295,6 @@ class VllmEngine:
         """Returns the totals since the start of the engine."""
         self._ledger.totals.stalls = 0 if self._watch is None else self._watch.stalls
         self._ledger.totals.kv_feed_errors = sum(feed.errors for feed in self._kv_feeds)
-        return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._rank_blocks))
+        info = self._info
+        used = self._ledger.used_blocks(self._rank_blocks)
+        return self._ledger.metrics(info.kv_blocks, used, info.block_size_tokens)

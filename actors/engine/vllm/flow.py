@@ -45,7 +45,14 @@ LEARNED_SHARE = 0.3
 """Weight of a chunk's bandwidth in the moving average."""
 
 POLL_S = 0.0005
-"""Pause between two polls of what is in flight. Chunks take 10 ms; NIXL's own thread naps for 1 ms on CPU engines."""
+"""Least pause between two polls of what is in flight. Chunks take 10 ms; NIXL's own thread naps for 1 ms on CPU
+engines."""
+
+LONGEST_POLL_S = 0.020
+"""Longest pause between two polls. A read that is stuck would else be polled a thousand times a second."""
+
+POLL_GROWTH = 0.02
+"""Pause as a share of the time in which nothing ended: it adds 2 % to that time, and is longest after one second."""
 
 IDLE_S = 0.4
 """Longest wait of a thread that reads nothing. The flow agent gives up a worker that is silent for 4 s."""
@@ -78,6 +85,7 @@ class FlowThread:
         self._posts: dict[Piece, tuple[str, Post]] = {}
         self._bytes_per_s: dict[str, float] = {}
         self._polled_s = clock()
+        self._progress_s = clock()
         self._stopping = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="sluice-flow", daemon=True)
@@ -139,8 +147,9 @@ class FlowThread:
                 self._begin(command)
             else:
                 self._abort(command)
-        self._carry_out(self._client.step())
+        # What has ended is reported before the agent's answers are read, and frees its ports that much earlier.
         self._poll()
+        self._carry_out(self._client.step())
         now_s = self._clock()
         for read, refused in self.checks.poll(now_s):
             self._end(read, refused)
@@ -149,7 +158,7 @@ class FlowThread:
         if self._commands:
             return
         if self._posts or len(self.checks):
-            timeout_s = POLL_S
+            timeout_s = poll_pause_s(self._clock() - self._progress_s)
         elif self._reads or self._scheduled or self.checks.overdue:
             timeout_s = IDLE_S
         else:
@@ -204,9 +213,10 @@ class FlowThread:
             piece = read.post(action.first_chunk, action.n_chunks, self._clock())
             if piece is not None:
                 self._posts[piece] = (action.flow_id, action)
+                self._progress_s = piece.posted_s
             else:
                 todo += self._client.abort(action.flow_id)
-                todo += self._client.chunk_done(action, 0.0)
+                todo += self._client.chunk_done(action, None)
 
     def _poll(self) -> None:
         now_s = self._clock()
@@ -218,9 +228,10 @@ class FlowThread:
             read = self._reads[flow_id]
             for piece in read.poll(now_s):
                 _, post = self._posts.pop(piece)
+                self._progress_s = now_s
                 if piece.failed:
                     self._carry_out(self._client.abort(flow_id))
-                    self._carry_out(self._client.chunk_done(post, 0.0))
+                    self._carry_out(self._client.chunk_done(post, None))
                 else:
                     self._learn(read, piece)
                     self._carry_out(self._client.chunk_done(post, piece.ended_s - piece.posted_s))
@@ -252,3 +263,8 @@ class FlowThread:
         if refused:
             logger.warning("KV of request %s must not be used: %s.", read.terms.request_id, refused)
         read.end(self._clock(), refused)
+
+
+def poll_pause_s(quiet_s: float) -> float:
+    """Returns the pause before the next poll, in seconds, if nothing has been posted or ended for `quiet_s`."""
+    return min(LONGEST_POLL_S, max(POLL_S, POLL_GROWTH * quiet_s))

@@ -1,10 +1,11 @@
 """Starts vLLM's AsyncLLM for a VllmEngineConfig, and measures how long each phase of the start takes.
 
 The phases, in order, are `imports` (vLLM in the owner), `config`, `core_spawn` (until the worker process exists),
-`worker_imports`, `weights` (model, KV cache, NIXL), `core_ready` (the rest until the core answers) and `warm_up`. They
-are measured in seconds; the ends of `core_spawn`, `worker_imports` and `weights` are times that the worker reports. The
-start takes a minute and blocks, so it runs in a thread of its own. That thread lives as long as the engine, because the
-kernel's parent-death signal (`plugin`) is bound to the thread that started the children.
+`worker_imports`, `weights` (the model; on GPUs without an explicit KV size vLLM's profiling run, too), `kv_cache` (its
+blocks, and their registration with NIXL), `core_ready` (the rest until the core answers) and `warm_up`. They are
+measured in seconds; the ends of the four in the middle are times that the worker reports. The start takes a minute and
+blocks, so it runs in a thread of its own. That thread lives as long as the engine, because the kernel's parent-death
+signal (`plugin`) is bound to the thread that started the children.
 """
 
 import contextlib
@@ -220,6 +221,7 @@ def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
         clock.end("core_spawn", max(h.born_at_s for h in hellos))
         clock.end("worker_imports", max(h.imported_at_s for h in hellos))
         clock.end("weights", max(h.loaded_at_s for h in hellos))
+        clock.end("kv_cache", max(h.registered_at_s for h in hellos))
 
 
 async def warm_up(llm: Any) -> None:

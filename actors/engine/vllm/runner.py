@@ -11,6 +11,7 @@ This module imports vLLM, so it is loaded only after `launch` has prepared the p
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
 from actors.engine.vllm import params, prompt_end, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
-from actors.engine.vllm.connector import DUE, RELEASE, RENEW
+from actors.engine.vllm.connector import DUE, ENDS, RELEASE, RENEW
 from actors.engine.vllm.outbox import Outbox
 from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
@@ -162,7 +163,7 @@ class TaskRunner:
         if msg.prefix is None:
             return None
         try:
-            return decode_handle(msg.prefix)
+            return {**decode_handle(msg.prefix), ENDS: time.monotonic() + msg.timeout_s}
         except BadHandle as e:
             log.warning(
                 "%s computes its whole prompt, because its lent prefix cannot be read: %s", msg.attempt_id, e
@@ -195,8 +196,9 @@ class TaskRunner:
                 self._give_up(remote)
             else:
                 task.remote = remote
-                if msg.kv_due_s is not None:
-                    remote[DUE] = msg.kv_due_s
+                now_s = time.monotonic()
+                remote[DUE] = None if msg.kv_due_s is None else now_s + msg.kv_due_s
+                remote[ENDS] = now_s + msg.timeout_s
                 children[0].extra_args = {**(children[0].extra_args or {}), "kv_transfer_params": remote}
         return children
 
@@ -313,10 +315,14 @@ class TaskRunner:
         ids = task.open_ids()
         self._end(task)
         self._batch = [piece for piece in self._batch if piece.attempt_id != task.attempt_id]
+        self._abort_requests(task.kind, ids)
+
+    def _abort_requests(self, kind: Task, ids: list[str]) -> None:
+        """Ends requests in the output processor and in the core."""
         self._llm.output_processor.abort_requests(ids, internal=True)
         core = self._llm.engine_core
         self._outbox.post(lambda: core.abort_requests_async(ids))
-        if task.kind == "prefill":
+        if kind == "prefill":
             # The core may have just finished the prefill; it then ignores the abort and holds a lease.
             for request_id in ids:
                 self._post_release(request_id, None)
@@ -328,9 +334,7 @@ class TaskRunner:
         self._flush()
         self._end(task)
         if ids and code != "engine_dead":
-            self._llm.output_processor.abort_requests(ids, internal=True)
-            core = self._llm.engine_core
-            self._outbox.post(lambda: core.abort_requests_async(ids))
+            self._abort_requests(task.kind, ids)
         self._sink.failed(Failed(task.attempt_id, task.kind, code, message, retryable, param))
 
     def _recompute(self, task: EngineTask) -> None:
@@ -349,9 +353,7 @@ class TaskRunner:
             stream.done = True
             self.streams.pop(stream.request_id, None)
         task.streams.clear()
-        self._llm.output_processor.abort_requests(ids, internal=True)
-        core = self._llm.engine_core
-        self._outbox.post(lambda: core.abort_requests_async(ids))
+        self._abort_requests("prefill", ids)
         self._submit(task, 0, request)
 
     def _on_deadline(self, task: EngineTask) -> None:

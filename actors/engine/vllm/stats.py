@@ -41,6 +41,7 @@ class Hello:
     born_at_s: float
     imported_at_s: float
     loaded_at_s: float
+    registered_at_s: float
 
 
 @dataclass
@@ -50,6 +51,10 @@ class CoreCounts:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    busy: bool = False
+    """Whether the next step followed at once."""
+    step_at_s: float | None = None
+    """When the core's last step ended, if it had more to do then; the next step takes from then on."""
 
 
 @dataclass
@@ -72,6 +77,13 @@ class Totals:
     handshakes_refused: int = 0
     handshake_restarts: int = 0
     kv_feed_errors: int = 0
+    step_s: float = 0.0
+    prefill_steps: int = 0
+    prefill_step_tokens: int = 0
+    decode_steps: int = 0
+    decode_step_seqs: int = 0
+    decode_step_usage: float = 0.0
+    """Shares of one core's KV in use, added up over the steps that decoded."""
 
 
 @dataclass
@@ -90,14 +102,49 @@ class Ledger:
 
     def scheduler(self, core: int, stats: Any) -> None:
         """Takes the SchedulerStats of one step of core `core`."""
+        last = self.cores.get(core)
         self.cores[core] = CoreCounts(
             running=stats.num_running_reqs,
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
             kv_usage=stats.kv_cache_usage,
+            busy=stats.num_running_reqs + stats.num_waiting_reqs > 0,
+            # a core that stood idle since its last report took none of that time for its next step
+            step_at_s=last.step_at_s if last is not None and last.busy else None,
         )
         self.on_step(core)
         if stats.kv_connector_stats:
             self.connector(stats.kv_connector_stats)
+
+    def step(self, core: int, stats: Any) -> None:
+        """Takes the IterationStats of a step of core `core` for the sums over steps, after its SchedulerStats.
+
+        vLLM does not tell how long a step took. A step that follows one which left something to do took the time
+        between both reports. Of the others only those count that computed whole prompts of requests for one token,
+        which are all that a prefill engine does under a low load: vLLM times them. Not claimed: what the reports' own
+        way adds, and the KV of leases, which counts as KV of the sequences.
+        """
+        counts, totals = self.cores.get(core), self.totals
+        if counts is None:
+            return
+        at_s, before_s = stats.iteration_timestamp, counts.step_at_s
+        counts.step_at_s = at_s if counts.busy else None
+        computed = stats.prompt_token_stats.computed
+        if before_s is not None:
+            took_s = at_s - before_s
+        else:
+            prompts = [one.prefill_time for one in stats.finished_requests if one.num_generation_tokens == 1]
+            took_s = max(prompts, default=0.0) if computed else 0.0
+        if took_s <= 0.0:
+            return
+        totals.step_s += took_s
+        totals.prefill_steps += computed > 0
+        totals.prefill_step_tokens += computed
+        # the first token of a request comes with its prompt
+        decoded = stats.num_generation_tokens - len(stats.time_to_first_tokens_iter)
+        if decoded > 0:
+            totals.decode_steps += 1
+            totals.decode_step_seqs += decoded
+            totals.decode_step_usage += counts.kv_usage
 
     def iteration(self, stats: Any) -> None:
         """Takes the IterationStats of one step: tokens prefilled by this engine itself, tokens generated,
@@ -147,9 +194,12 @@ class Ledger:
         """Returns the number of KV blocks in use by all cores. `blocks_per_core` is given without the null block."""
         return sum(round(core.kv_usage * blocks_per_core) for core in self.cores.values())
 
-    def metrics(self, blocks: int, used: int) -> EngineMetrics:
-        """Returns the totals, for an engine with `blocks` KV blocks of which `used` are in use."""
+    def metrics(self, blocks: int, used: int, block_tokens: int) -> EngineMetrics:
+        """Returns the totals, for an engine with `blocks` KV blocks of `block_tokens` tokens, of which `used` are in
+        use.
+        """
         totals = self.totals
+        core_tokens = blocks // max(1, len(self.cores)) * block_tokens
         return EngineMetrics(
             prefill_tokens=totals.prefill_tokens,
             decode_tokens=totals.decode_tokens,
@@ -170,6 +220,12 @@ class Ledger:
             handshakes_refused=totals.handshakes_refused,
             handshake_restarts=totals.handshake_restarts,
             kv_feed_errors=totals.kv_feed_errors,
+            step_s=totals.step_s,
+            prefill_steps=totals.prefill_steps,
+            prefill_step_tokens=totals.prefill_step_tokens,
+            decode_steps=totals.decode_steps,
+            decode_step_seqs=totals.decode_step_seqs,
+            decode_step_kv_tokens=round(totals.decode_step_usage * core_tokens),
         )
 
 
@@ -188,6 +244,8 @@ def stat_logger(ledger: Ledger) -> Any:
                 ledger.iteration(iteration_stats)
             if scheduler_stats is not None:
                 ledger.scheduler(self._core, scheduler_stats)
+                if iteration_stats is not None:
+                    ledger.step(self._core, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actors.engine.vllm.connector.handle import fault
 from actors.engine.vllm.params import prompt_logprobs, token_logprobs
 from actors.wire.messages import Decode, Out, Prefill, PrefillDone, Resume
 from policies.request.stage import Task
@@ -129,12 +130,12 @@ def decode_handle(handle: bytes) -> dict[str, Any]:
         params = msgspec.msgpack.decode(handle)
     except msgspec.DecodeError as e:
         raise BadHandle(f"not a KV handle of a vLLM engine: {e}") from e
-    if (
-        not isinstance(params, dict)
-        or not params.get("remote_engine_id")
-        or not params.get("remote_block_ids")
-    ):
-        raise BadHandle("not a KV handle of a vLLM engine: it names no engine or no blocks")
+    if not isinstance(params, dict):
+        raise BadHandle(
+            f"not a KV handle of a vLLM engine: a {type(params).__name__} where an object is expected"
+        )
+    if wrong := fault(params):
+        raise BadHandle(f"not a KV handle of a vLLM engine: {wrong}")
     return params
 
 

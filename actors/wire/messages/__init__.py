@@ -11,13 +11,16 @@ engines itself, streams the tokens to the client, and reports to the router what
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop, SetRole
     engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
-    worker  -> agent    JoinNode, SubmitFlow, ChunkDone, WithdrawFlow, Unscheduled
+    worker  -> agent    JoinNode, SubmitFlow, AdvanceFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
-    agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent
+    agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent, and sends Beat
+    agent   -> agent    ChunkPosted
     agent   -> coordinator   BatchArrived, BatchLeft
     coordinator -> agent     FlowOrder
     agent   -> router   FlowReport
     router  -> agent    SetFlowPolicy
+    router  -> autoscaler    FleetObserved, ScaleAsked
+    autoscaler  -> router    Assign, LeadsTold, ScaleAnswered, Standby
 
 Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came
 over it and frees what that work held, and the router gives back all charges of that ingress's attempts. Messages are
@@ -26,7 +29,7 @@ a kind that the receiver does not accept from this kind of peer, ends the connec
 (`actors.wire.channel`). Times are durations in seconds.
 """
 
-from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Hello, Ping, Prove, Role
+from actors.wire.messages.base import PROTOCOL_VERSION, Duty, EngineState, Hello, Ping, Prove, Role
 from actors.wire.messages.engines import (
     KV_EVENTS,
     Announce,
@@ -42,13 +45,17 @@ from actors.wire.messages.engines import (
     PullGrant,
     Sent,
     SetRole,
+    Started,
     Status,
 )
 from actors.wire.messages.flows import (
+    AdvanceFlow,
     BatchArrived,
     BatchLeft,
     Beat,
     ChunkDone,
+    ChunkPosted,
+    FlowAgentStatus,
     FlowOrder,
     FlowRecord,
     FlowRefused,
@@ -83,6 +90,14 @@ from actors.wire.messages.requests import (
     Transfer,
     Transferred,
     Unknown,
+)
+from actors.wire.messages.scaling import (
+    Assign,
+    FleetObserved,
+    LeadsTold,
+    ScaleAnswered,
+    ScaleAsked,
+    Standby,
 )
 from actors.wire.messages.work import (
     Admitted,
@@ -144,7 +159,9 @@ Message = (
     | Pulled
     | JoinNode
     | SubmitFlow
+    | AdvanceFlow
     | Permitted
+    | ChunkPosted
     | ChunkDone
     | WithdrawFlow
     | Unscheduled
@@ -155,6 +172,12 @@ Message = (
     | FlowOrder
     | FlowReport
     | SetFlowPolicy
+    | FleetObserved
+    | Assign
+    | Standby
+    | ScaleAsked
+    | ScaleAnswered
+    | LeadsTold
 )
 
 __all__ = [
@@ -164,20 +187,26 @@ __all__ = [
     "AdminAnswer",
     "Admitted",
     "Adopt",
+    "AdvanceFlow",
     "Announce",
+    "Assign",
     "BatchArrived",
     "BatchLeft",
     "Beat",
     "Cancel",
     "ChunkDone",
+    "ChunkPosted",
     "Closed",
     "Decode",
+    "Duty",
     "EngineInfo",
     "EngineState",
     "Failed",
     "Fleet",
     "FleetLoad",
+    "FleetObserved",
     "FleetStatus",
+    "FlowAgentStatus",
     "FlowOrder",
     "FlowRecord",
     "FlowRefused",
@@ -192,6 +221,7 @@ __all__ = [
     "KvReplay",
     "KvState",
     "KvStop",
+    "LeadsTold",
     "LeaseRenewed",
     "Message",
     "Out",
@@ -216,9 +246,13 @@ __all__ = [
     "Role",
     "RouteDecode",
     "RoutePrefill",
+    "ScaleAnswered",
+    "ScaleAsked",
     "Sent",
     "SetFlowPolicy",
     "SetRole",
+    "Standby",
+    "Started",
     "Status",
     "Submit",
     "SubmitFlow",

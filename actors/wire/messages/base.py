@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 9
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
 """The state of an engine. An engine is "stalled" while it has work and ends no step. The router alone calls one
 "quarantined", in its Fleet, because of failures or slowness; an engine does not know of it."""
+
+Duty = Literal["active", "warm"]
+"""The duty of an engine. A "warm" engine is ready and connected to all ingresses, and the router gives it no requests;
+work that it has got before ends where it is."""
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -22,12 +26,12 @@ class Wire(Part, tag=True, frozen=True):
 
 class Hello(Wire, frozen=True):
     """First message of every connection, in both directions. If a secret is configured, the peer answers `nonce` with a
-    Prove. `generation` is that of the sender if it is a router: each router of an application has a higher one than
-    the router before it.
+    Prove. `generation` is that of the sender if it is a router or an autoscaler: each router of an application has a
+    higher one than the router before it, and each autoscaler than the autoscaler before it.
     """
 
     version: int
-    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator"]
+    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler"]
     id: str
     nonce: bytes = b""
     generation: int = 0

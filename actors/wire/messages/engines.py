@@ -7,11 +7,24 @@ from typing import Literal
 
 import msgspec
 
-from actors.wire.messages.base import EngineState, Part, Role, Wire
+from actors.wire.messages.base import Duty, EngineState, Part, Role, Wire
 from policies.engine_model.leases import MAX_LEASE_S
 
 KV_EVENTS = "kv_events"
 """Name of the feature of engines that report the content of their prefix cache to the router."""
+
+
+class Started(Part, frozen=True):
+    """How an engine's start was spent, in four of the five steps of `policies.scaling.starts`, in seconds. Its process
+    began with them at `began_s` (Unix time of its node); the step before, `reserve`, is known to Serve only.
+    `announce_s` is None until the engine has announced itself.
+    """
+
+    began_s: float
+    process_s: float
+    weights_s: float
+    post_load_s: float
+    announce_s: float | None = None
 
 
 class EngineInfo(Part, frozen=True):
@@ -27,7 +40,8 @@ class EngineInfo(Part, frozen=True):
 
     The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most.
 
-    `home_role` is the role in which the engine was started, if the router has it serve another `role` now (SetRole).
+    `home_role` is the role that the engine had before, if it was lent to another `role` for a time (SetRole). `duty`
+    says whether it gets requests. `started` says how its start was spent.
     """
 
     id: str
@@ -51,20 +65,30 @@ class EngineInfo(Part, frozen=True):
     barrier: bool = False
     max_lease_s: float = MAX_LEASE_S
     home_role: Role | None = None
+    duty: Duty = "active"
+    started: Started | None = None
 
 
 class Announce(Wire, frozen=True):
-    """Engine -> router: the facts about this engine, sent after each connect and when its state or role changes."""
+    """Engine -> router: the facts about this engine, sent after each connect and when its state, role or duty changes.
+    The engine has had its duty for `duty_for_s` seconds.
+    """
 
     info: EngineInfo
+    duty_for_s: float = 0.0
 
 
 class SetRole(Wire, frozen=True):
-    """Router -> engine: serve `role` from now on. The engine keeps the role until the next such order, and announces
-    itself in it. What it computes and holds then ends where it is.
+    """Router -> engine: serve `role` with this `duty` from now on. The engine keeps both until the next such order, and
+    announces itself with them. What it computes and holds then ends where it is.
+
+    An engine that is `lent` is to come back to its former role, which it announces as its `home_role`; otherwise the
+    new role is for good.
     """
 
     role: Role
+    duty: Duty = "active"
+    lent: bool = False
 
 
 class Status(Wire, frozen=True):

@@ -23,11 +23,11 @@ class JoinNode(Wire, frozen=True):
 
 class SubmitFlow(Wire, frozen=True):
     """Worker -> agent: a read waits for permits. After a reconnect the worker submits each read again, with the size
-    and the deadline that are left; `posted` of the bytes are on their way already.
+    and the deadline that are left; `in_flight` are the bytes of each chunk that is on its way already.
     """
 
     flow: Flow
-    posted: int = 0
+    in_flight: tuple[int, ...] = ()
 
 
 class Permitted(Wire, frozen=True):
@@ -41,15 +41,32 @@ class Permitted(Wire, frozen=True):
     whole: bool = False
 
 
+class ChunkPosted(Wire, frozen=True):
+    """Agent -> agent of the source: the next permitted chunk of the flow is on its way. Until then its permit
+    has waited for the reader's ingress.
+    """
+
+    flow_id: str
+
+
 class ChunkDone(Wire, frozen=True):
-    """Worker -> agent: `size` bytes of the flow, posted at once, have arrived `seconds` after they were posted. With
-    `last` nothing more follows, and the flow ends.
+    """Worker -> agent: `size` bytes of the flow, posted at once, have arrived `seconds` after they were posted: 0
+    bytes if they have failed. With `last` nothing more follows, and the flow ends.
     """
 
     flow_id: str
     size: int
     seconds: float
     last: bool = False
+
+
+class AdvanceFlow(Wire, frozen=True):
+    """Worker -> agent: the computation has come nearer to the layer that needs the flow, whose relative layer index is
+    `rli` now.
+    """
+
+    flow_id: str
+    rli: int
 
 
 class WithdrawFlow(Wire, frozen=True):
@@ -86,7 +103,9 @@ class Beat(Wire, frozen=True):
 
 
 class BatchArrived(Wire, frozen=True):
-    """Agent -> coordinator: flows of the prefill step `batch` were submitted to this agent."""
+    """Agent -> coordinator: flows of the prefill step `batch` were submitted to this agent. Of a flow that was named
+    before, `size` and `due_s` are what is left now.
+    """
 
     batch: str
     flows: tuple[Flow, ...]
@@ -141,6 +160,21 @@ class FlowReport(Wire, frozen=True):
     totals: dict[str, float]
     gauges: dict[str, float]
     ended: tuple[FlowRecord, ...] = ()
+
+
+class FlowAgentStatus(Part, frozen=True):
+    """One agent as `sluice status` shows it: its node, its policy, the reads that are open and those of them that are
+    held with nothing in flight, the permits that it gave in all, the share of its reads that went without one, and the
+    learned bandwidth of its ports in bytes/s, by names as `ingress n1`.
+    """
+
+    node: str
+    policy: str
+    open: int
+    held: int
+    granted: int
+    unscheduled_share: float
+    bytes_per_s: dict[str, float]
 
 
 class SetFlowPolicy(Wire, frozen=True):

@@ -8,6 +8,9 @@ import msgspec
 
 from actors.wire.messages.base import Part, Wire
 from actors.wire.messages.engines import EngineInfo, Status
+from actors.wire.messages.flows import FlowAgentStatus
+from actors.wire.messages.scaling import Standby
+from policies.request.ended import RequestEnd
 from policies.request.events import Lend
 from policies.request.stage import Outcome, Task
 from policies.request.terms import NO_TERMS, Terms
@@ -46,7 +49,9 @@ class Hints(Part, frozen=True):
 class Submit(Wire, frozen=True):
     """An attempt that needs a prefill engine. `slots` is the number of sequences that it will decode (n). `terms` are
     what the client asked of the service. `age_s` is how long ago the request reached its ingress; the router subtracts
-    it from its own clock to know when the request's total time is over.
+    it from its own clock to know when the request's total time is over. `waits_s` is how long the client has waited for
+    its next token: the TTFT objective of a retry counts from the arrival of the request, and that of an attempt that
+    resumes output from the last token before it.
 
     `avoid` names the engines at which earlier attempts failed. `hints` are sent only if the router's Fleet has
     `wants_hints`. `block_hashes` (packed by `actors.wire.kv`) are the hashes of those KV blocks of the prompt that a
@@ -67,10 +72,13 @@ class Submit(Wire, frozen=True):
     block_tokens: int = 0
     client_request_id: str = ""
     resumed_tokens: int = 0
+    again: bool = False
+    waits_s: float = 0.0
 
 
 class PrefillReported(Wire, frozen=True):
-    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is the remaining time of the KV lease.
+    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is the remaining time of the KV lease. The
+    engine computed the prompt for `compute_s`.
 
     `engine_id` and `dp_rank` say where the KV is held, for a router that has adopted the attempt before it knew that
     engine. A router that does not know the attempt in this stage answers with Unknown.
@@ -82,6 +90,7 @@ class PrefillReported(Wire, frozen=True):
     cached_tokens: int
     engine_id: str = ""
     dp_rank: int | None = None
+    compute_s: float = 0.0
 
 
 class LeaseRenewed(Wire, frozen=True):
@@ -155,6 +164,10 @@ class Closed(Wire, frozen=True):
     """The attempt is over, and the router gives back all its charges. At the router an attempt ends by this message, by
     the router's own Reject, or with its ingress's connection. `engine_id` and `task` name the engine that failed and
     what it was doing; `code` is that of its Failed, "engine_lost" where its connection was lost, or None.
+
+    `output_tokens` are those of the attempt. `ended` says how the whole request went, as its client saw it; it is sent
+    once a request, with the attempt that ends it, and is None where the request goes on in another attempt. Where the
+    router has rejected that attempt, or never got it, this message comes for the sake of `ended` alone.
     """
 
     attempt_id: str
@@ -163,6 +176,7 @@ class Closed(Wire, frozen=True):
     engine_id: str | None = None
     task: Task | None = None
     code: str | None = None
+    ended: RequestEnd | None = None
 
 
 class Admin(Wire, frozen=True):
@@ -171,7 +185,7 @@ class Admin(Wire, frozen=True):
     """
 
     ask: int
-    what: Literal["policy", "set_policy", "explain", "journal"]
+    what: Literal["policy", "set_policy", "explain", "journal", "scale"]
     body: bytes = b""
 
 
@@ -208,12 +222,14 @@ class RouteDecode(Wire, frozen=True):
 class Reject(Wire, frozen=True):
     """The router does not serve the attempt, and all its charges are given back. `status` is 429 if the queue is full.
     It is 503 if no engine can serve the attempt, or if the attempt waited too long in the queue or in the pool.
+    `detail` says more than `reason` where there is more to say.
     """
 
     attempt_id: str
     status: int
     reason: str
     retry_after_s: float
+    detail: str = ""
 
 
 class Unknown(Wire, frozen=True):
@@ -227,7 +243,7 @@ class Unknown(Wire, frozen=True):
 class Fleet(Wire, frozen=True):
     """All live engines, the names of the policies, and the facts that the policies need from the ingresses. The router
     sends it to a new connection and at every change. `block_tokens` is the size of the blocks in which to hash prompts;
-    with None no hashes are needed.
+    with None no hashes are needed. `standby` is what an autoscaler has told of the fleet's sleep; None: nothing yet.
     """
 
     engines: list[EngineInfo]
@@ -236,6 +252,7 @@ class Fleet(Wire, frozen=True):
     wants_hints: bool = False
     block_tokens: int | None = None
     wants_transfers: bool = False
+    standby: Standby | None = None
 
 
 class Quarantined(Part, frozen=True):
@@ -271,8 +288,8 @@ class FleetLoad(Part, frozen=True):
 
 class FleetStatus(Wire, frozen=True):
     """The last status of each engine, the router's own gauges, and its monotonic totals; sent about once a second.
-    `ingresses` is the number of connected ingresses, `quarantined` names the workers that get no work but probes, and
-    `load` says how loaded the fleet is.
+    `ingresses` is the number of connected ingresses, `quarantined` names the workers that get no work but probes,
+    `load` says how loaded the fleet is, and `flows` has the connected flow agents.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
     times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
@@ -291,6 +308,7 @@ class FleetStatus(Wire, frozen=True):
     ingresses: int = 0
     quarantined: list[Quarantined] = msgspec.field(default_factory=list)
     load: FleetLoad | None = None
+    flows: tuple[FlowAgentStatus, ...] = ()
 
 
 class AdminAnswer(Wire, frozen=True):

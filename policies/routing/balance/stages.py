@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.routing.base import Feasible
-from policies.state.views import PoolEntry, Role, Snapshot, Worker
+from policies.state.views import Health, PoolEntry, Role, Snapshot, Worker
 
 MAX_WINDOW = 12
 """The largest window W. A kernel sums all 2^W subsets, which are 4,096 at this width, for every popped worker."""
@@ -92,7 +92,7 @@ def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[
     """Returns (entries, workers) of each group that has placeable entries, in the order of the groups' names.
 
     `entries` keep their order. `workers` are all decode workers of the group by id, also those that may take no more:
-    their loads count in the imbalance.
+    their loads count in the imbalance. A WARM worker is none of them, because its slots are not on offer.
     """
     entries: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
     # The list is sliced once, because the dispatcher's list computes its items on access.
@@ -102,6 +102,10 @@ def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[
             if group not in entries:
                 entries[group] = []
             entries[group].append(placeable)
-    decode = [worker for worker in snapshot.workers.values() if worker.role is Role.DECODE]
+    decode = [
+        worker
+        for worker in snapshot.workers.values()
+        if worker.role is Role.DECODE and worker.health is not Health.WARM
+    ]
     decode.sort(key=lambda worker: worker.id)
     return [(entries[name], [w for w in decode if w.group == name]) for name in sorted(entries)]

@@ -6,7 +6,7 @@
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
                                                                    (`round`) and of this round; T_queue as with netkv's
                                                                    `queue` "slot", by forecast outputs if there are any
-    weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
+    weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.ttft_from_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + an upper bound of all costs), so that without a
                 balance term and rent every feasible set is worth more than none  -> `wait_s`
     age_r       seconds in the pool / ageing_s                  -> PoolEntry.entered_s; `ageing_s`

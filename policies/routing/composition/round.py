@@ -52,7 +52,7 @@ from policies.routing.composition.kernel import (
 from policies.routing.composition.parameters import Parameters
 from policies.routing.composition.slot_rent import holds, near_rents_s, queue_rent_s
 from policies.routing.netkv.netkv import batch_behind_queue, sequences_on
-from policies.state.views import Role, Snapshot, TypicalEntry, Worker, WorkerId
+from policies.state.views import Health, Role, Snapshot, TypicalEntry, Worker, WorkerId
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -266,7 +266,8 @@ def _rules(group: Group) -> Table:
     rules["by_tokens"] = policy.credit == "tokens"
     rules["now_s"], rules["queue_rent_s"] = group.snapshot.now_s, group.queue_rent_s
     rules["counted"] = oracle is not None and oracle.own_flows_excluded
-    senders = [worker for worker in group.snapshot.workers.values() if worker.role is Role.PREFILL]
+    everyone = group.snapshot.workers.values()
+    senders = [w for w in everyone if w.role is Role.PREFILL and w.health is not Health.WARM]
     rules["senders"] = max(1, len(senders))
     return rules
 
@@ -309,7 +310,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     prompt = np.array([request.prompt_tokens for request in requests], np.float64)
     sequences = np.array([request.slots for request in requests], np.float64)
     priority = np.array([request.terms.priority for request in requests], np.float64)
-    arrived_s = np.array([request.arrived_s for request in requests])
+    arrived_s = np.array([request.ttft_from_s for request in requests])
     senders = {name: number for number, name in enumerate(dict.fromkeys(sender))}
     priorities, number = _numbered(priority)
     rows = entry_table(CostedEntry, prompt, sequences, kind)

@@ -80,24 +80,36 @@ class RoleSwitcher:
         self, snapshot: Snapshot, seen: Assessment, engines: Mapping[EngineId, Engine]
     ) -> tuple[Switch, ...]:
         """Returns the switches to be ordered now. An engine's role is that of its workers in the snapshot, so an engine
-        that has not come home yet is called again.
+        that has not come home yet is called again. An engine that is not ready, or not there, gets no order, and its
+        loan goes on.
         """
         now_s, known = snapshot.now_s, _present(snapshot, engines)
         busy = self._busiest(seen)
         if busy is not self._busy:
             self._busy, self._busy_since_s = busy, now_s
-        away = {engine_id for engine_id, (home, workers) in known.items() if workers[0].role is not home}
-        back = dict.fromkeys(self._away - away, now_s + self.config.switch_s)
-        self._until_s = {name: at_s for name, at_s in (self._until_s | back).items() if name in engines}
-        self._away = away
+        self._note_away(known, now_s)
         switches = [
             switch
-            for engine_id in sorted(away)
-            if (switch := self._goes_back(engine_id, known[engine_id].home, seen, now_s))
+            for engine_id in sorted(self._away)
+            if (switch := self._goes_back(known.get(engine_id), engine_id, seen, now_s))
         ]
         if not switches and (lent := self._lends(known, seen, now_s)):
             switches.append(lent)
         return tuple(switches)
+
+    def _note_away(self, known: "Mapping[EngineId, _Present]", now_s: float) -> None:
+        """Notes which engines are away, and which have come home since the last look. An engine that is not seen is
+        taken to be where it was, and forgotten `switch_s` after its loan or its rest has ended. A loan that this
+        switcher has not made, because the router has restarted, lasts for `switch_s` from now on.
+        """
+        switch_s = self.config.switch_s
+        away = {name for name, engine in known.items() if engine.workers[0].role is not engine.home}
+        back = dict.fromkeys((self._away & known.keys()) - away, now_s + switch_s)
+        until_s = dict.fromkeys(away, now_s + switch_s) | self._until_s | back
+        self._until_s = {
+            name: at_s for name, at_s in until_s.items() if name in known or now_s < at_s + switch_s
+        }
+        self._away = away | (self._away & (self._until_s.keys() - known.keys()))
 
     def _busiest(self, seen: Assessment) -> Role | None:
         """Returns the role that is furthest above its low threshold; None if neither is above it."""
@@ -114,15 +126,16 @@ class RoleSwitcher:
             return (seen.prefill_mean or 0.0) > self.thresholds.prefill_high
         return (seen.decode_mean or 0.0) > self.thresholds.decode_high
 
-    def _goes_back(self, engine_id: EngineId, home: Role, seen: Assessment, now_s: float) -> Switch | None:
-        """Returns the order for a lent engine to go home, or None while it stays away. A loan that this switcher has
-        not made, because the router has restarted, lasts for `switch_s` from now on.
-        """
-        switch_s = self.config.switch_s
-        until_s = self._until_s.setdefault(engine_id, now_s + switch_s)
+    def _goes_back(
+        self, lent: "_Present | None", engine_id: EngineId, seen: Assessment, now_s: float
+    ) -> Switch | None:
+        """Returns the order for a lent engine to go home; None while it stays away, or can get no order."""
+        if lent is None or not lent.well:
+            return None
+        home, switch_s = lent.home, self.config.switch_s
         if self._overloaded(home, seen):
             return Switch(engine_id, home, f"{home} is overloaded")
-        if now_s < until_s:
+        if now_s < self._until_s[engine_id]:
             return None
         if switch_s and self._busy is _OTHER[home]:
             self._until_s[engine_id] = now_s + switch_s
@@ -137,8 +150,11 @@ class RoleSwitcher:
         if now_s - self._lent_at_s < config.after_s:
             return None
         lender, idle = _OTHER[busy], set(seen.idle)
-        left = Counter(workers[0].group for _, workers in known.values() if workers[0].role is lender)
-        for engine_id, (home, workers) in sorted(known.items()):
+        well = {name: engine for name, engine in known.items() if engine.well}
+        left = Counter(
+            engine.workers[0].group for engine in well.values() if engine.workers[0].role is lender
+        )
+        for engine_id, (home, workers, _) in sorted(well.items()):
             at_home = workers[0].role is lender is home
             rested = now_s >= self._until_s.get(engine_id, now_s)
             if at_home and rested and left[workers[0].group] > 1 and all(w.id in idle for w in workers):
@@ -149,16 +165,19 @@ class RoleSwitcher:
 
 
 class _Present(NamedTuple):
+    """An engine whose workers are known. It is `well` if they are all ready and under no quarantine."""
+
     home: Role
     workers: tuple[Worker, ...]
+    well: bool
 
 
 def _present(snapshot: Snapshot, engines: Mapping[EngineId, Engine]) -> dict[EngineId, _Present]:
-    """Returns the engines of one role whose workers are all ready and under no quarantine."""
+    """Returns the engines of one role, all of whose workers are known."""
     known: dict[EngineId, _Present] = {}
     for engine_id, engine in engines.items():
         workers = tuple(snapshot.workers[name] for name in engine.workers if name in snapshot.workers)
-        well = all(w.health is Health.READY and w.quarantine is None for w in workers)
-        if workers and len(workers) == len(engine.workers) and well and engine.home in _OTHER:
-            known[engine_id] = _Present(engine.home, workers)
+        if workers and len(workers) == len(engine.workers) and engine.home in _OTHER:
+            well = all(w.health is Health.READY and w.quarantine is None for w in workers)
+            known[engine_id] = _Present(engine.home, workers, well)
     return known

@@ -106,9 +106,11 @@ class DemandRate:
         role = Role.DECODE if wanted.decode else Role.COLOCATED
         changed = wanted
         if wanted.prefill:
-            busy = seen.queued / wanted.prefill >= self.queue_high
-            more = 1 if busy else (-1 if wanted.prefill > floor.prefill and not seen.queued else 0)
+            busy = seen.prompts_waiting / wanted.prefill >= self.queue_high
+            more = 1 if busy else (-1 if wanted.prefill > floor.prefill and not seen.prompts_waiting else 0)
             changed = changed.plus(Role.PREFILL, more)
-        if kv > self.kv_high or (not wanted.prefill and seen.queued >= self.queue_high * wanted.of(role)):
+        if kv > self.kv_high or (
+            not wanted.prefill and seen.prompts_waiting >= self.queue_high * wanted.of(role)
+        ):
             return changed.plus(role, 1)
         return changed.plus(role, -1) if kv < self.kv_low and wanted.of(role) > floor.of(role) else changed

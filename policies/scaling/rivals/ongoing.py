@@ -35,6 +35,8 @@ class Ongoing:
 
     limits: Limits = field(default_factory=Limits)
     target_ongoing: Annotated[float, Number(above=0.0)] = 2.0
+    decode_target: Annotated[float, Number(above=0.0)] | None = None
+    """Target of decode engines, which are a deployment of their own; None: the same."""
     upscale_delay_s: Annotated[float, Number(low=0.0, unit="s")] = 30.0
     downscale_delay_s: Annotated[float, Number(low=0.0, unit="s")] = 600.0
     look_back_s: Annotated[float, Number(above=0.0, unit="s")] = 30.0
@@ -56,7 +58,8 @@ class Ongoing:
         for i, number in enumerate(wanted):
             if not number and not ongoing[i] > 0.0:
                 continue
-            wish = math.ceil(ongoing[i] / self.target_ongoing - 1e-9)
+            target = self.decode_target if i == 1 and self.decode_target is not None else self.target_ongoing
+            wish = math.ceil(ongoing[i] / target - 1e-9)
             direction = (wish > number) - (wish < number)
             sustained[i] = sustained[i].seen(direction, seen.now_s)
             up = sustained[i].lasted(1, seen.now_s, self.upscale_delay_s)
@@ -64,7 +67,7 @@ class Ongoing:
             if up or down:
                 desired[i] = wish
                 sustained[i] = Sustained(0, seen.now_s)
-            reasons.append(f"{ongoing[i]:.3g} ongoing / {self.target_ongoing:g} = {wish} (now {number})")
+            reasons.append(f"{ongoing[i]:.3g} ongoing / {target:g} = {wish} (now {number})")
         step = bound(seen, self.limits, wanted, Counts(*desired), None, tuple(reasons))
         after = OngoingState(
             step.plan.serving, seen.now_s, ongoing, (sustained[0], sustained[1], sustained[2])

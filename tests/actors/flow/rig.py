@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.flow.client import ReadsClient
@@ -15,11 +15,15 @@ from policies.flow.base import Flow, Stage
 
 
 class AgentProcess:
-    """`python -m actors.flow.host` on a unix socket, with two nodes `a` and `z`."""
+    """`python -m actors.flow.host` on a unix socket, for the node `z` or another; it knows `a`. `more` are further
+    arguments, and `addresses` are where it listens.
+    """
 
-    def __init__(self, folder: Path, secret: str = "", **config: object) -> None:
-        self.address = f"unix:{folder}/agent.sock"
-        self._command = [sys.executable, "-m", "actors.flow.host", "--node", "z", "--knows", "a"]
+    def __init__(
+        self, folder: Path, secret: str = "", node: str = "z", more: Sequence[str] = (), **config: object
+    ) -> None:
+        self.address = f"unix:{folder}/agent-{node}.sock"
+        self._command = [sys.executable, "-m", "actors.flow.host", "--node", node, "--knows", "a", *more]
         self._command += ["--listen", self.address, "--config", json.dumps(config)]
         self._secret = secret
         self.start()
@@ -29,7 +33,9 @@ class AgentProcess:
         env = {**os.environ, "SLUICE_WIRE_SECRET": self._secret}
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=env, text=True)
         assert self.process.stdout is not None
-        assert self.process.stdout.readline().startswith("ready ")
+        line = self.process.stdout.readline()
+        assert line.startswith("ready ")
+        self.addresses: list[str] = json.loads(line.removeprefix("ready "))["addresses"]
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process."""
@@ -54,8 +60,10 @@ class ReadingWorker:
         secret: bytes | None = None,
         seconds: float = 0.0,
         silent_s: float = 30.0,
+        node: str = "z",
     ) -> None:
-        self.client = ReadsClient(address, "z", name, secret, ReaderConfig(silent_s))
+        self.client = ReadsClient(address, node, name, secret, ReaderConfig(silent_s))
+        self._node = node
         self.seconds = seconds
         self.posts: list[Post] = []
         self.finished: dict[str, Finished] = {}
@@ -70,7 +78,7 @@ class ReadingWorker:
             batch=f"b-{name}",
             stage=Stage.P2D,
             source="a",
-            target="z",
+            target=self._node,
             size=chunks * size,
             due_s=due_s,
         )
@@ -92,6 +100,11 @@ class ReadingWorker:
                 raise TimeoutError(f"finished {sorted(self.finished)}, held {self.client.reader.held}")
             self.step()
             self.client.wait(0.001)
+
+    @property
+    def moving(self) -> int:
+        """Posts that are on their way."""
+        return len(self._moving)
 
     def done(self, *names: str) -> Callable[[], bool]:
         """Returns a condition: the reads of these names are over."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import PROTOCOL_VERSION, Hello, JoinNode, Message, SubmitFlow
+from actors.wire.messages import PROTOCOL_VERSION, ChunkDone, Hello, JoinNode, Message, SubmitFlow
 from actors.wire.sockets import connect
 from app.replay import main as replay_main
 from policies.flow.base import Flow, Stage
@@ -149,7 +149,9 @@ def damaged(**fields: object) -> Flow:
         [JoinNode("z"), SubmitFlow(flow()), SubmitFlow(flow())],
         [JoinNode("z"), SubmitFlow(damaged(size=-1))],
         [JoinNode("z"), SubmitFlow(damaged(due_s=float("nan")))],
-        [JoinNode("z"), SubmitFlow(flow(), posted=11)],
+        [JoinNode("z"), SubmitFlow(flow(), in_flight=(5, 6))],
+        [JoinNode("z"), SubmitFlow(flow()), ChunkDone("f", 10, 0.1)],
+        [JoinNode("z"), SubmitFlow(damaged(size=float("nan")))],
         [JoinNode("z"), *(SubmitFlow(flow(flow_id=f"f{number}")) for number in range(9000))],
     ],
     ids=lambda messages: "-".join(type(message).__name__ for message in messages[:3]),

@@ -9,8 +9,10 @@ import pytest
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.flow.coordinator import Coordinator
-from actors.flow.orders import OrderBook
+from actors.flow.ordering import Ordering
+from actors.flow.orders import ORDER_S, OrderBook, OrderMaker, Pace
 from actors.wire.channel import Channel, Identity
+from actors.wire.link import Find
 from actors.wire.messages import ChunkDone, JoinNode, Message, Permitted, SubmitFlow
 from actors.wire.sockets import connect
 from policies.flow.base import FixedPorts, Flow, Stage
@@ -66,6 +68,99 @@ def test_the_order_changes_when_a_batch_comes_or_goes_and_flows_without_deadline
     assert [each.due_s for each in book.open_flows(0.0)] == []
 
 
+def test_an_order_is_made_of_the_bytes_that_are_left() -> None:
+    book = OrderBook(drop_share=1.0)
+    # at 100 bytes/s 900 bytes cannot be there in 2 s, the last 50 of them can
+    book.arrived(flow("big", "b", 2.0, 900), 0.0)
+    assert book.order(FixedPorts(100.0), 0.0) == Ordered(("b",), ("r-big",))
+    book.moved("big", 850)
+    book.moved("unknown", 1)
+    assert book.order(FixedPorts(100.0), 0.0) == Ordered(("b",), ())
+    assert [(each.size, each.due_s) for each in book.open_flows(0.5)] == [(50, 1.5)]
+    # a coordinator hears the same flow again, with what is left of it: it is no second one
+    book.arrived(flow("big", "b", 1.0, 20), 1.0)
+    book.left("big")
+    assert (len(book), book.open_flows(1.0)) == (0, [])
+
+
+def test_orders_take_a_twentieth_of_the_time_at_most() -> None:
+    assert Pace(0.0).wait_s() == ORDER_S
+    assert Pace(0.060).wait_s() == pytest.approx(19 * 0.060)
+
+
+async def test_an_order_of_many_flows_is_made_between_other_work() -> None:
+    """Each look at this clock takes 0.1 ms, so that a slice of 1 ms has ten steps at most."""
+    now_s: list[float] = [0.0]
+    orders: list[Ordered] = []
+
+    def clock() -> float:
+        now_s[0] += 0.0001
+        return now_s[0]
+
+    book = OrderBook(drop_share=0.2)
+    maker = OrderMaker(book, FixedPorts(100.0), clock, orders.append)
+    for number in range(60):
+        book.arrived(flow(f"f{number}", f"b{number // 3}", 1.0 + number % 7, target="yz"[number % 2]), 0.0)
+    # the time at which the maker begins
+    expected = book.order(FixedPorts(100.0), 0.0001)
+    assert expected.pruned
+    book.changed = True
+    maker.plan()
+    seen = set()
+    while not orders:
+        # other work sees the clock of each slice's end
+        await asyncio.sleep(0.0)
+        seen.add(now_s[0])
+        if len(seen) == 4:
+            book.arrived(flow("late", "late", 0.5), 0.0)
+            maker.plan()
+    # 60 flows, their 20 batches three times, and what is pruned, ten in a slice
+    assert len(seen) >= 12
+    assert orders == [expected]
+    await until(lambda: len(orders) == 2)
+    assert "late" in orders[1].batches
+    maker.stop()
+
+
+async def test_an_order_that_fails_is_said_and_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenPorts(FixedPorts):
+        broken = True
+
+        def rate(self, source: str, target: str) -> float:
+            if self.broken:
+                raise RuntimeError("broken")
+            return super().rate(source, target)
+
+    orders: list[Ordered] = []
+    book, ports = OrderBook(drop_share=0.0), BrokenPorts(100.0)
+    maker = OrderMaker(book, ports, asyncio.get_running_loop().time, orders.append)
+    book.arrived(flow("one", "b1", 9.0), 0.0)
+    maker.plan()
+    await until(lambda: "no order" in caplog.text)
+    ports.broken = False
+    book.arrived(flow("two", "b2", 9.0), 0.0)
+    maker.plan()
+    await until(lambda: orders == [Ordered(("b1", "b2"))])
+
+
+async def test_an_agent_keeps_the_pace_of_orders() -> None:
+    """An order takes 1 s of the agent's clock here, so the next one comes 19 s later."""
+    now_s, orders = [0.0], []
+
+    class SlowPorts(FixedPorts):
+        def rate(self, source: str, target: str) -> float:
+            now_s[0] += 1.0
+            return super().rate(source, target)
+
+    ordering = Ordering(Identity("agent", "z"), "", 0.0, SlowPorts(100.0), lambda: now_s[0], orders.append)
+    ordering.arrived(flow("one", "b1", 9.0), 0.0)
+    await until(lambda: orders == [Ordered(("b1",))])
+    ordering.arrived(flow("two", "b2", 9.0), 0.0)
+    assert ordering.next_order_s() == pytest.approx(19.0, abs=1.0)
+    await ordering.stop()
+    assert ordering.next_order_s() is None
+
+
 class Worker:
     """A worker that keeps what it was permitted."""
 
@@ -87,9 +182,12 @@ class Worker:
 class Watched(FlowAgent):
     """An agent that adds each order which it takes to `orders`."""
 
-    def __init__(self, orders: list[Ordered], node: str, config: AgentConfig) -> None:
+    def __init__(
+        self, orders: list[Ordered], node: str, config: AgentConfig, find_coordinator: Find | None = None
+    ) -> None:
         self.orders = orders
-        super().__init__(Identity("agent", node), node, {"a", "y", "z"}, config)
+        me = Identity("agent", node)
+        super().__init__(me, node, {"a", "y", "z"}, config, find_coordinator=find_coordinator)
 
     def _ordered(self, ordered: Ordered) -> None:
         self.orders.append(ordered)
@@ -127,6 +225,14 @@ async def test_two_agents_get_one_order_and_go_on_alone_without_their_coordinato
         else:
             await until(lambda: orders.count(Ordered(("soon", "late"))) == 2)
         await until(lambda: all(worker.permits for worker in workers))
+        if not loses_coordinator:
+            # the coordinator hears what is left of a flow that has moved
+            workers[0].channel.send(ChunkDone("fy", 40, 0.1))
+            await until(lambda: {each.size for each in coordinator.open_flows()} == {60, 100})
+            workers[0].channel.send(ChunkDone("fy", 60, 0.1, True))
+            workers[1].channel.send(ChunkDone("fz", 100, 0.1, True))
+            await until(lambda: orders.count(Ordered(())) == 2)
+            return
         for worker, name in zip(workers, ("fy", "fz"), strict=True):
             worker.channel.send(ChunkDone(name, 100, 0.1, True))
         await until(lambda: orders.count(Ordered(())) == 2)
@@ -134,3 +240,44 @@ async def test_two_agents_get_one_order_and_go_on_alone_without_their_coordinato
         for agent in agents:
             await agent.stop()
         await coordinator.stop()
+
+
+async def test_an_agent_finds_a_coordinator_that_comes_later_and_its_successor_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Until there is one the agent orders alone; flows that are open then are told to each coordinator."""
+    found: list[str] = []
+
+    async def find() -> tuple[str, ...]:
+        return tuple(found)
+
+    orders: list[Ordered] = []
+    agent = Watched(orders, "y", AgentConfig(), find)
+    worker = Worker()
+    coordinators: list[Coordinator] = []
+
+    async def coordinator(name: str) -> Coordinator:
+        made = Coordinator(Identity("coordinator", name), 0.0, 100.0)
+        coordinators.append(made)
+        await made.start([f"unix:{tmp_path}/{name}.sock"])
+        found[:] = made.addresses
+        return made
+
+    try:
+        await agent.start([f"unix:{tmp_path}/y.sock"])
+        await worker.join(agent, "y")
+        worker.channel.send(SubmitFlow(flow("f", "soon", 9.0, target="y")))
+        await until(lambda: orders == [Ordered(("soon",))])
+        assert not agent.coordinated
+        first = await coordinator("c1")
+        await until(lambda: agent.coordinated and first.open_flows())
+        await first.stop()
+        await until(lambda: not agent.coordinated)
+        second = await coordinator("c2")
+        await until(lambda: agent.coordinated and second.open_flows())
+        assert [(each.request_id, each.size) for each in second.open_flows()] == [("r-f", 100)]
+        assert (first.agents, second.agents) == (0, 1)
+    finally:
+        await agent.stop()
+        for each in coordinators:
+            await each.stop()

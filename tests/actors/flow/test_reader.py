@@ -1,11 +1,13 @@
 """The reader's state machine: permits and chunks by hand, and every way in which reads go on without a permit."""
 
+import dataclasses
 from typing import cast
 
 import pytest
 
 from actors.flow.reader import Finished, Post, Reader, ReaderConfig, Send
 from actors.wire.messages import (
+    AdvanceFlow,
     Beat,
     ChunkDone,
     FlowRefused,
@@ -140,7 +142,7 @@ def test_a_new_agent_is_told_what_is_left_and_what_is_on_its_way() -> None:
     assert reader.tick(0.11, 0.01) == []
     again = reader.joined(0.5)
     # 10 have arrived, 10 are in flight, 20 are held; 0.5 s of the deadline are over
-    assert again == [Send(SubmitFlow(flow("a", 30, 1.5), posted=10))]
+    assert again == [Send(SubmitFlow(flow("a", 30, 1.5), in_flight=(10,)))]
 
 
 def test_a_lost_agent_holds_nothing_for_longer_than_a_silent_one() -> None:
@@ -151,7 +153,7 @@ def test_a_lost_agent_holds_nothing_for_longer_than_a_silent_one() -> None:
     post = Post("f", 0, 4, 40, None)
     assert reader.tick(0.02, 0.01) == [post]
     # the next agent learns of bytes that are in flight, because they load its ports
-    assert reader.joined(0.1) == [Send(SubmitFlow(flow("f", 40, 1.9), posted=40))]
+    assert reader.joined(0.1) == [Send(SubmitFlow(flow("f", 40, 1.9), in_flight=(40,)))]
     assert reader.chunk_done(post, 0.3, 0.3) == [
         Send(ChunkDone("f", 40, 0.3, True)),
         Finished("f", False, about(0.02), "agent_lost"),
@@ -202,3 +204,34 @@ def test_an_id_in_use_and_a_chunk_that_was_not_posted_are_refused() -> None:
         reader.submit(flow(), CHUNKS, 9.0, 0.0)
     with pytest.raises(ValueError, match="no chunk in flight"):
         reader.chunk_done(Post("f", 0, 1, 10, 1), 0.1, 0.1)
+
+
+def test_a_chunk_that_failed_has_moved_no_bytes() -> None:
+    """With 20 of 40 bytes in flight as two posts the read fails: the first failed, the second arrives all the same."""
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    (first,) = cast(list[Post], reader.received(Permitted("f", 10, 1), 0.0))
+    (second,) = cast(list[Post], reader.received(Permitted("f", 10, 1), 0.0))
+    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", 20))]
+    assert reader.chunk_done(first, None, 0.2) == [Send(ChunkDone("f", 0, 0.0))]
+    assert reader.chunk_done(second, 0.2, 0.3) == [
+        Send(ChunkDone("f", 10, 0.2, True)),
+        Finished("f", True, about(0.0), None),
+    ]
+
+
+def test_a_lower_layer_index_is_told_while_the_read_is_held_and_a_new_agent_hears_the_present_one() -> None:
+    reader = joined()
+    early = dataclasses.replace(flow(due_s=None), stage=Stage.REUSE, rli=3)
+    reader.submit(early, CHUNKS, 9.0, 0.0)
+    assert reader.advanced("f", 3) == [] and reader.advanced("unknown", 0) == []
+    assert reader.advanced("f", 1) == [Send(AdvanceFlow("f", 1))]
+    # it never rises again
+    assert reader.advanced("f", 2) == []
+    reader.lost()
+    assert reader.advanced("f", 0) == []
+    (told,) = reader.joined(0.01)
+    assert isinstance(told, Send) and isinstance(told.message, SubmitFlow) and told.message.flow.rli == 0
+    # all of it is posted: the index decides nothing any more
+    reader.received(Permitted("f", 40, 1), 0.02)
+    assert reader.advanced("f", 0) == []

@@ -70,6 +70,16 @@ async def test_flows_are_counted_and_explained(router: RouterServer, agent: Flow
     assert (shown["size"], shown["chunks"], shown["moved_s"], shown["unscheduled"]) == (1000, 1, 0.25, "")
 
 
+async def test_the_status_shows_each_agent(router: RouterServer, agent: FlowAgent) -> None:
+    await read(agent, "r1#0")
+    await until(lambda: router.status().totals.get("flow_ended") == 1)
+    (shown,) = router.status().flows
+    assert (shown.node, shown.policy, shown.open, shown.held, shown.granted) == ("z", "mfs", 0, 0, 1)
+    assert shown.unscheduled_share == 0.0
+    await agent.stop()
+    await until(lambda: not router.status().flows)
+
+
 async def test_a_policy_is_set_at_all_agents_and_at_later_ones(
     router: RouterServer, agent: FlowAgent, tmp_path: Path
 ) -> None:

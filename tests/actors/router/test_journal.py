@@ -186,7 +186,7 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
     assert journal.status()["ring_events"] == 50
     assert journal.tail(1) == [
         f'{{"n":{journal.n - 1},"follow":1,"event":"Closed","now_s":39.0,"attempt_id":"r39","outcome":"finished",'
-        '"output_tokens":8}',
+        '"output_tokens":8,"ended":null}',
         '{"error":"StaleEvent","message":"request r39 is not known (closed, or from before a restart)"}',
     ]
     batch = ev.KvBatch(40.0, "c0", "e", 0, (Stored(tuple(range(640))),))

@@ -171,3 +171,12 @@ async def test_a_pool_entry_outlives_the_loss_of_its_engine_s_link(router: Route
     await engine(router, "d", "decode")
     await engine(router, "p", "prefill")
     assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+
+
+async def test_an_adopted_attempt_keeps_the_time_since_which_its_client_waits(router: RouterServer) -> None:
+    """The request came 303 s ago and had its last token 2 s ago, at another router."""
+    submit = wire.Submit("x", prompt_tokens=10, max_tokens=4, age_s=303.0, resumed_tokens=3, waits_s=2.0)
+    adopt = wire.Adopt(submit, "pooled", "p", lease_s=25.0, kv_bytes=7, pooled_ago_s=1.0)
+    await reconnected(router, ("i", "p"), adopt)
+    (entry,) = router.dispatcher.state.waiting()
+    assert entry.request.ttft_from_s - entry.request.arrived_s == pytest.approx(301.0)

@@ -12,13 +12,14 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.ranks import sim_engine
 from actors.router.roles import Roles
 from actors.router.server import RouterServer
-from actors.wire.channel import Identity
-from actors.wire.messages import SetRole
+from actors.wire.channel import Channel, Identity
+from actors.wire.messages import EngineInfo, SetRole
+from actors.wire.sockets import connect
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.routing.registry import decode_policy, prefill_policy
-from policies.state.views import Role
+from policies.state.views import Health, Role
 from tests.actors.engine.rig import Node, Rig, until
 
 PROMPT = list(range(10, 60))
@@ -31,8 +32,8 @@ class Cluster:
         self.directory, self.rig, self.router = directory, rig, router
         self.reporters: list[Reporter] = []
 
-    async def engine(self, name: str, role: Any, **options: Any) -> Node:
-        node = await self.rig.node(sim_engine(SimEngineConfig(name, role, **options)), name)
+    async def engine(self, name: str, role: Any, duty: Any = "active", **options: Any) -> Node:
+        node = await self.rig.node(sim_engine(SimEngineConfig(name, role, **options)), name, duty=duty)
 
         async def find() -> tuple[str, ...]:
             return self.router.addresses
@@ -64,7 +65,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def order(cluster: Cluster, name: str, role: Any) -> None:
     channel = cluster.router.engines.channel(name)
     assert channel is not None
-    channel.send(SetRole(role))
+    channel.send(SetRole(role, lent=True))
     await until(lambda: cluster.role(f"{name}") == role, f"{name} as {role}")
 
 
@@ -93,9 +94,63 @@ async def test_work_under_way_stays_and_the_new_role_is_announced_after_a_reconn
     assert d.server.info().home_role is None
 
 
+async def duty(cluster: Cluster, name: str, *order: Any) -> EngineInfo:
+    """Gives an engine an order and returns what it announces then."""
+    channel = cluster.router.engines.channel(name)
+    assert channel is not None
+    channel.send(SetRole(*order))
+    await until(lambda: announced(cluster, name)[:2] == order[:2], f"{name} as {order}")
+    (info,) = [info for info in cluster.router.engines.infos() if info.id == name]
+    return info
+
+
+def announced(cluster: Cluster, name: str) -> tuple[str, str]:
+    (info,) = [info for info in cluster.router.engines.infos() if info.id == name]
+    return info.role, info.duty
+
+
+async def test_a_warm_engine_gets_nothing_and_keeps_duty_and_role_over_a_reconnect(cluster: Cluster) -> None:
+    w = await cluster.engine("w", "prefill", duty="warm")
+    worker = cluster.router.dispatcher.state.worker("w")
+    assert worker is not None and worker.health is Health.WARM
+    for order, health in ((("decode", "warm"), Health.WARM), (("decode", "active"), Health.READY)):
+        info = await duty(cluster, "w", *order)
+        assert info.home_role is None
+        old = cluster.router.engines.channel("w")
+        assert old is not None
+        old.close("test")
+        await until(lambda: cluster.router.engines.channel("w") is not old, "w is back")  # noqa: B023
+        await until(lambda: cluster.role("w") is Role.DECODE, "w as decode")
+        worker = cluster.router.dispatcher.state.worker("w")
+        assert worker is not None and worker.health is health
+        # a report says the same
+        cluster.router.engines.reported(w.server.status())
+        worker = cluster.router.dispatcher.state.worker("w")
+        assert worker is not None and worker.health is health
+
+
+async def test_a_lent_engine_that_is_given_a_role_for_good_has_no_other_home(cluster: Cluster) -> None:
+    await cluster.engine("e", "decode")
+    assert (await duty(cluster, "e", "prefill", "active", True)).home_role == "decode"
+    assert (await duty(cluster, "e", "prefill", "warm", False)).home_role is None
+    assert (await duty(cluster, "e", "decode", "active", True)).home_role == "prefill"
+
+
+async def test_a_deactivated_engine_ends_its_work_where_it_is(cluster: Cluster) -> None:
+    d = await cluster.engine("d", "decode")
+    d.client.decode("s", PROMPT, max_tokens=40)
+    await until(lambda: d.client.outs("s"), "first token")
+    await duty(cluster, "d", "decode", "warm")
+    await d.client.text("s")
+    # what the router sent before it knew is served, too
+    d.client.decode("t", PROMPT, max_tokens=3)
+    await d.client.text("t")
+    assert d.at_rest()
+
+
 async def test_ranks_switch_together(cluster: Cluster) -> None:
     ranks = await cluster.rig.node(sim_engine(SimEngineConfig("e", "decode", dp_ranks=2)), "e")
-    ranks.engine.set_role("prefill")
+    ranks.server.set_role("prefill", "active", lent=True)
     info = ranks.server.info()
     assert (info.role, info.home_role, info.dp_ranks) == ("prefill", "decode", 2)
 
@@ -131,3 +186,67 @@ async def test_an_idle_engine_is_lent_to_a_busy_role_and_called_home(cluster: Cl
     await p.rests()
     await looked(Role.DECODE)
     assert d0.at_rest()
+
+
+async def test_without_loans_no_snapshot_is_made_but_an_engine_that_an_earlier_router_lent_is_called_home(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.engine("p", "prefill")
+    d = await cluster.engine("d", "decode")
+    server = cluster.router
+    roles = Roles(server.dispatcher, server.engines, RoleSwitchConfig(), EAGER)
+    seen: list[Any] = []
+    plain = server.dispatcher.state.snapshot
+
+    def snapshot(*args: Any, **named: Any) -> Any:
+        seen.append(args)
+        return plain(*args, **named)
+
+    monkeypatch.setattr(
+        type(server.dispatcher.state), "snapshot", lambda _, *args, **named: snapshot(*args, **named)
+    )
+    roles.look()
+    assert not seen
+    await order(cluster, "d", "prefill")
+    seen.clear()
+    roles.look()
+    assert seen
+    await until(lambda: cluster.role("d") is Role.DECODE, "d called home")
+    assert (roles.switches, d.server.info().home_role) == (1, None)
+    seen.clear()
+    roles.look()
+    assert not seen
+
+
+async def test_an_order_to_an_engine_whose_connection_is_closed_is_not_counted(cluster: Cluster) -> None:
+    await cluster.engine("p", "prefill")
+    await cluster.engine("d", "decode")
+    server = cluster.router
+    await order(cluster, "d", "prefill")
+    roles = Roles(server.dispatcher, server.engines, RoleSwitchConfig(), EAGER)
+    channel = server.engines.channel("d")
+    assert channel is not None
+    channel.open = False
+    roles.look()
+    assert roles.switches == 0
+    channel.open = True
+    roles.look()
+    assert roles.switches == 1
+
+
+async def test_while_an_autoscaler_is_connected_the_router_lends_nothing(cluster: Cluster) -> None:
+    """An engine that was lent before stays, until the autoscaler gives it a role or goes."""
+    d = await cluster.engine("d", "decode")
+    await order(cluster, "d", "prefill")
+    me = Identity("autoscaler", "a")
+    channel = await connect(cluster.router.addresses, lambda: Channel(me, lambda c, m: None))
+    await until(lambda: cluster.router._autoscaler.connected, "an autoscaler")
+    for _ in range(3):
+        cluster.router._look_after_roles()
+        await asyncio.sleep(0.05)
+    assert (cluster.role("d"), cluster.router._roles.switches) == (Role.PREFILL, 0)
+    channel.close("gone")
+    await until(lambda: not cluster.router._autoscaler.connected, "no autoscaler")
+    cluster.router._look_after_roles()
+    await until(lambda: cluster.role("d") is Role.DECODE, "d called home")
+    assert d.server.info().home_role is None

@@ -2,15 +2,20 @@
 
 import importlib
 import pkgutil
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
+import pytest
 
 from actors.wire import messages as wire
+from actors.wire.frames import DECODER, ENCODER
+from policies.request.ended import RequestEnd
+from policies.state.standby import Abilities
 
 PARTS = {
     "FleetLoad",
     "FlowRecord",
+    "FlowAgentStatus",
     "Part",
     "Wire",
     "Out",
@@ -22,6 +27,7 @@ PARTS = {
     "Transfer",
     "Resume",
     "Quarantined",
+    "Started",
 }
 """The bases and the parts of messages."""
 
@@ -54,3 +60,37 @@ def test_defaults_that_can_be_changed_are_not_shared() -> None:
     one, other = wire.Status("a", 0, 0, 0, 0, 0.0), wire.Status("b", 0, 0, 0, 0, 0.0)
     one.totals["x"] = 1.0
     assert other.totals == {} and one.ranks is not other.ranks
+
+
+END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.FleetObserved(b'{"now_s":1.0}', 12, starts={"p0": wire.Started(5.5, 1.0, 2.0, 3.0)}),
+        wire.LeadsTold({"lead_seconds_start": 60.0}),
+        wire.FleetObserved(b"{}", 0, abilities=Abilities(4096, ("tools",))),
+        wire.Standby("failed", ("prefill", "decode"), 30.0, "no node", Abilities(4096, ("tools",))),
+        wire.Fleet([], "a", "b", standby=wire.Standby("asleep")),
+        wire.Assign("p0", "decode", "warm"),
+        wire.ScaleAsked(3, b"{}"),
+        wire.ScaleAnswered(3, 409, b'{"message":"no"}'),
+        wire.SetRole("prefill", "warm", True),
+        wire.Closed("r-1", "finished", 9, ended=END),
+        wire.Hello(wire.PROTOCOL_VERSION, "autoscaler", "a", b"n" * 16, 4),
+    ],
+)
+def test_a_message_about_scaling_comes_back_as_it_was(message: Any) -> None:
+    assert DECODER.decode(ENCODER.encode([message])) == [message]
+
+
+def test_an_order_without_a_duty_is_to_serve_for_good() -> None:
+    order = wire.SetRole("decode")
+    assert (order.duty, order.lent) == ("active", False)
+
+
+@pytest.mark.parametrize("wrong", [["Assign", "p0", "decode", "idle"], ["Assign", "p0", "both", "active"]])
+def test_an_unknown_role_or_duty_is_refused_on_the_wire(wrong: list[Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        DECODER.decode(ENCODER.encode([wrong]))

@@ -25,6 +25,7 @@ from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests
 from app.ingress.request import IngressRequest
 from policies.request import events as ev
+from policies.request.ended import RequestEnd
 from policies.request.stage import Stage
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -262,6 +263,11 @@ class Play:
         assert not any(link.live for link in self.links.values())
         assert self.connections.budgeted == 0
         assert len(self.connections.alarms) == 0
+
+    @property
+    def ended(self) -> list[RequestEnd]:
+        """The ends of whole requests that the router was told of."""
+        return [m.ended for m in self.told if isinstance(m, wire.Closed) and m.ended is not None]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

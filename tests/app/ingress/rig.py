@@ -58,6 +58,7 @@ class ScriptedEngine:
     max_model_len: int = 1024
     features: tuple[str, ...] = ()
     state: wire.EngineState = "ready"
+    duty: wire.Duty = "active"
     received: list[wire.Message] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
     live: dict[str, str] = field(default_factory=dict)
@@ -84,6 +85,8 @@ class ScriptedEngine:
             lease_s=self.lease_s,
             features=self.features,
             state=self.state,
+            duty=self.duty,
+            started=wire.Started(1.0, 0.5, 0.0, 0.25),
         )
 
     @property

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from actors.flow.agent import FlowAgent
+from actors.flow.config import AgentConfig
+from actors.wire.channel import Identity
 from app.ingress.admin import admin_keys, is_loopback
 from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
@@ -16,6 +19,7 @@ from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 
 KEY = "a-good-admin-key"
 POLICY, EXPLAIN = "/sluice/admin/policy", "/sluice/admin/explain/"
+SCALE = "/sluice/admin/scale"
 
 
 @pytest.fixture
@@ -143,6 +147,16 @@ async def test_paths_and_methods_that_there_are_not_are_named(made: Rig) -> None
     assert (await made.client.get("/sluice/admin/journal/-1")).status_code == 400
 
 
+async def test_without_an_autoscaler_scaling_says_what_to_set(made: Rig) -> None:
+    for asked in (made.client.get(SCALE), made.client.put(SCALE, json={"counts": {"d": 2}})):
+        answer = await asked
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (404, "no_autoscaler")
+        assert "scaling" in error["message"]
+    assert (await made.client.get(f"{SCALE}/x")).status_code == 404
+    assert (await made.client.post(SCALE)).status_code == 405
+
+
 # ------------------------------------------------------------------------------------------------------------- explain
 
 
@@ -174,6 +188,34 @@ async def test_status_and_metrics_say_how_loaded_the_fleet_is(made: Rig) -> None
     assert set(load["idle"]) == {one.id for one in made.connections.engines()}
     assert made.metric("sluice_router_load_regime", regime="normal") == 1
     assert made.metric("sluice_router_load_regime", regime="extreme") == 0
+
+
+async def test_status_shows_flow_agents_and_says_nothing_of_flows_without_them(
+    made: Rig, tmp_path: Path
+) -> None:
+    await until(lambda: made.connections.fleet_status is not None, "the router's figures")
+    assert "flow" not in (await made.client.get("/sluice/status")).json()
+
+    async def find() -> tuple[str, ...]:
+        return made.router.addresses
+
+    agent = FlowAgent(Identity("agent", "x"), "n1", {"n1"}, AgentConfig(report_s=0.02), find)
+    await agent.start([f"unix:{tmp_path}/agent.sock"])
+
+    def shown() -> bool:
+        report = made.connections.fleet_status
+        return report is not None and len(report.flows) == 1
+
+    await until(shown, "the agent's figures")
+    flow = (await made.client.get("/sluice/status")).json()["flow"]
+    figures = {"open": 0, "held": 0, "granted": 0, "unscheduled_share": 0.0, "bytes_per_s": {}}
+    assert flow == {
+        "policy": "mfs",
+        "held": 0,
+        "granted": 0,
+        "agents": [{"node": "n1", "policy": "mfs", **figures}],
+    }
+    await agent.stop()
 
 
 # -------------------------------------------------------------------------------------------------- without the router

@@ -12,6 +12,7 @@ from actors.wire.sockets import listen
 from app.api.extensions import ClassSlo
 from app.ingress import links
 from app.ingress.config import IngressConfig
+from policies.request.stage import Stage
 from policies.request.terms import Terms
 from tests.app.ingress.rig import MODEL, ScriptedEngine, pair, rig, until
 
@@ -180,3 +181,38 @@ async def test_a_replica_waits_until_it_can_serve_and_not_longer_than_it_is_told
         assert await waiting
         for engine in engines:
             await engine.stop()
+
+
+async def test_warm_engines_begin_no_readiness_and_keep_it(tmp_path: Path) -> None:
+    engines = pair(tmp_path)
+    async with rig(tmp_path, []) as made:
+        for engine in engines:
+            engine.duty = "warm"
+            await engine.start(made.router)
+        await until(lambda: len(made.connections.engines()) == 2 and engines[1].channels != [], "links")
+        await until(lambda: made.connections.ready() == "no engine that can decode is ready and active")
+        # a request waits, because somebody may activate an engine
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: made.router.dispatcher.queue_size == 1)
+        for engine in engines:
+            assert engine.link is not None
+            engine.duty = "active"
+            engine.link.send(wire.Announce(engine.info()))
+        engines[0].peers, engines[1].peers = [engines[1]], [engines[0]]
+        assert (await task).status_code == 200
+        assert made.connections.ready() is None
+        for engine in engines:
+            assert engine.link is not None
+            engine.duty = "warm"
+            engine.link.send(wire.Announce(engine.info()))
+        await until(lambda: all(info.duty == "warm" for info in made.connections.engines()))
+        assert made.connections.ready() is None
+        await made.router.stop()
+        await until(lambda: made.connections.decides_here())
+        # alone it does not activate engines either
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: [life.stage for life in made.connections.live.values()] == [Stage.QUEUED])
+        task.cancel()
+        await until(lambda: not made.connections.live)
+        for engine in engines:
+            engine.live.clear()

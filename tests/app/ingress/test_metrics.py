@@ -99,4 +99,7 @@ async def test_a_scrape_shows_what_the_lists_say_and_what_they_do_not_know(tmp_p
         assert {name: listed[name] for name in shown} == shown
         assert made.metric("sluice_router_decisions_total", decision="prefill") == 1
         assert made.metric("sluice_engine_prefill_tokens_total", engine="p", role="prefill") == 7
+        spent = {"engine": "p", "role": "prefill"}
+        assert made.metric("sluice_engine_start_seconds", step="process", **spent) > 0
+        assert made.metric("sluice_engine_start_seconds", step="weights", **spent) == 0
         await until(lambda: not made.connections.live)

@@ -97,6 +97,11 @@ async def one_story(data: st.DataObject) -> None:
     assert texts(play) == {index: text for index, (text, _) in enumerate(expected)}
     assert sum(choice.tokens for choice in play.exchange._choices) == sum(tokens for _, tokens in expected)
     assert play.reply.status == 200
+    # the router learns of the whole request once, however many attempts there were
+    (ended,) = play.ended
+    assert (ended.outcome, ended.output_tokens) == ("finished", sum(tokens for _, tokens in expected))
+    first, *later = [m.again for m in play.told if isinstance(m, wire.Submit)]
+    assert not first and all(later)
     play.nothing_held()
 
 

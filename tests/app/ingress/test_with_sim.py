@@ -17,6 +17,7 @@ from actors.engine.registry import ENGINES, engine_config
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
 from actors.wire.channel import Identity
+from actors.wire.messages import Duty
 from tests.app.ingress.rig import Rig, rig, until
 
 
@@ -28,12 +29,14 @@ class Sim:
     reporter: Reporter
 
     @classmethod
-    async def start(cls, made: Rig, directory: Path, name: str, role: str, **options: Any) -> "Sim":
+    async def start(
+        cls, made: Rig, directory: Path, name: str, role: str, duty: Duty = "active", **options: Any
+    ) -> "Sim":
         facts = {"engine_id": name, "role": role}
         config = engine_config("sim", facts, {"max_model_len": 512, "kv_blocks": 512, **options})
         engine = ENGINES["sim"].make(config)
         me = Identity("engine", name)
-        server = EngineServer(engine, me, [f"unix:{directory}/{name}.sock"], node="local")
+        server = EngineServer(engine, me, [f"unix:{directory}/{name}.sock"], node="local", duty=duty)
         await server.start()
 
         async def find() -> tuple[str, ...]:
@@ -161,7 +164,7 @@ async def test_kv_moves_between_the_engines_and_is_counted(sim: Rig) -> None:
     assert sim.metric("sluice_kv_transfer_bytes_total") > 0
     assert sim.metric("sluice_prefill_seconds_count") == 1
     assert sim.metric("sluice_pool_wait_seconds_count") == 1
-    assert sim.metric("sluice_ttft_seconds_count") == 1
+    assert sim.metric("sluice_ttft_seconds_count", **{"class": "standard"}) == 1
     assert sim.metric("sluice_generation_tokens_total") == 12
     assert sim.metric("sluice_requests_total", code="200", model="tiny", **{"class": "standard"}) == 1
     text = (await sim.client.get("/metrics")).text

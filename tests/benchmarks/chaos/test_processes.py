@@ -62,6 +62,15 @@ def test_members_are_found_by_title_and_followed_to_their_end() -> None:
         assert not member.signal(signal.SIGCONT)
 
 
+def test_the_coordinator_of_flows_is_a_part_with_ray_and_without() -> None:
+    with (
+        child("ray::ServeReplica:sluice:FlowCoordinatorActor") as bare,
+        child("ray::CoordinatorActor") as ray,
+    ):
+        until(lambda: {bare.pid, ray.pid} <= set(members(os.getpid())))
+        assert {member.part for member in members(os.getpid()).values()} == {"coordinator"}
+
+
 def test_a_starved_process_gets_no_memory_until_it_is_fed() -> None:
     for fed in (False, True):
         with child("ray::ServeReplica:sluice:Router") as process:

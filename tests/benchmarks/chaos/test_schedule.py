@@ -42,10 +42,21 @@ def test_a_role_keeps_a_well_engine(kinds: tuple[object, ...]) -> None:
 
 
 def test_the_only_flow_agent_is_harmed_when_it_is_well() -> None:
-    schedule = Schedule(FLOW, 1, {"agent": 1})
+    kinds = [kind for kind in FLOW if kind.part == "agent"]
+    schedule = Schedule(kinds, 1, {"agent": 1})
     actions = {fault.kind.action for _ in range(50) if (fault := schedule.next({"agent": 1}))}
     assert actions == {"kill", "stop"}
     assert schedule.next({"agent": 0}) is None
+
+
+def test_every_fault_of_flows_is_drawn_where_its_part_is_well() -> None:
+    well = WELL | {"agent": 2, "coordinator": 1}
+    schedule = Schedule(FLOW, 1, well)
+    drawn = {fault.kind.name for _ in range(300) if (fault := schedule.next(well))}
+    assert drawn == {kind.name for kind in FLOW}
+    assert {"kill coordinator", "cut decode", "expire prefill", "swap prefill"} <= drawn
+    without = {fault.kind.part for _ in range(300) if (fault := schedule.next(well | {"coordinator": 0}))}
+    assert without == {"agent", "decode", "prefill"}
 
 
 def test_poison_needs_a_third_engine_of_its_role() -> None:

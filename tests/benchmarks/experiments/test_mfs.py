@@ -72,6 +72,18 @@ def test_names_are_unique_and_configs_are_of_known_models(name: str) -> None:
         assert variant.config["policy"] in mfs.POLICIES
 
 
+def test_earliness_is_left_out_where_a_policy_has_no_request_in_time() -> None:
+    experiment = registry.load("mfs_breakdown")
+    found = results("mfs_breakdown", experiment, False)
+    found.runs["dbrx conversation 0.7/s fair"][1]["earliness_slo_mean"] = None  # type: ignore[index]
+    rows = {row.name: row for row in experiment.compare(found)}
+    left_out = rows["at 0.7/s, MFS vs fair: earliness of requests in time"]
+    assert (left_out.ours, left_out.met) == (None, None)
+    assert rows["at 0.4/s, MFS vs fair: earliness of requests in time"].ours is not None
+    for figure in experiment.plots(found).values():
+        plt.close(figure)
+
+
 def test_permits_keep_a_share_of_the_ideal_saving() -> None:
     """Fair takes 1.0, ideal MFS 0.6 and permits 0.7: they keep 0.3 of 0.4."""
     experiment = registry.load("mfs_permits")
@@ -131,10 +143,17 @@ def test_alone_a_request_is_in_time_and_takes_the_time_of_low_load() -> None:
 
 
 def test_permits_run_the_same_requests() -> None:
-    permits = [0.0025, 2, 0.0002, False]
-    found = mfs.run_one(mfs.config("mixtral-8x7b", "agent", "mfs", 1.0, permits=permits, **SMALL), 0)
-    assert found["unfinished"] == 0.0
-    assert found["permits"]
+    chunks, bounded, unbounded = (
+        mfs.run_one(mfs.config("mixtral-8x7b", "agent", "mfs", 1.0, permits=permits, **SMALL), 0)
+        for permits in (
+            [0.0025, 2, 0.0002, False, None],
+            [0.0025, 2, 0.0002, True, 0.005],
+            [0.0025, 2, 0.0002, True, None],
+        )
+    )
+    assert chunks["unfinished"] == bounded["unfinished"] == unbounded["unfinished"] == 0.0
+    # the longer a whole read may be, the fewer permits there are
+    assert chunks["permits"] > bounded["permits"] > unbounded["permits"]
 
 
 def test_mooncake_s_prompts_run_on_the_dense_model() -> None:

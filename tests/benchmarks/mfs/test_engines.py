@@ -3,8 +3,11 @@
 import pytest
 
 from actors.engine.registry import engine_config
-from benchmarks.mfs.engines import Sizes, engine_options, sim_options
+from actors.flow.config import AgentConfig
+from benchmarks.mfs.engines import AGENTS, Sizes, engine_options, sim_options
 from benchmarks.mfs.workload import Workload
+from policies.flow.mfs import MFS
+from policies.flow.rmlq import thresholds
 
 AGENT = "unix:/tmp/agent.sock"
 
@@ -30,3 +33,15 @@ def test_sim_engines_take_theirs(role: str) -> None:
 
 def test_the_longest_prompt_fits_into_the_context() -> None:
     assert Workload().loose_tokens < Sizes().max_model_len
+
+
+def test_agents_take_their_configuration_and_mfs_runs_with_a_first_threshold_of_one_as_well() -> None:
+    made = {name: AgentConfig(**options, arbiter={"window": 3}) for name, options in AGENTS.items()}
+    assert all(config.arbiter_config().window == 3 for config in made.values())
+    first = {}
+    for name in ("mfs", "mfs-u4"):
+        policy = made[name].made_policy()
+        assert isinstance(policy, MFS)
+        first[name] = thresholds(policy.levels, policy.scale, policy.base)[0]
+    # U / E: 0.5 / 4 and 4 / 4
+    assert first == {"mfs": 0.125, "mfs-u4": 1.0}

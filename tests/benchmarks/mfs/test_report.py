@@ -107,5 +107,5 @@ def test_table_and_plot_show_every_policy(tmp_path: Path) -> None:
     found = report.rows(cells)
     text = report.table(found, report.aims(found))
     assert "| 80 % | mfs | 200, 200 |" in text
-    assert "| tight P99 of transfers, unscheduled / MFS | at least 4 | 5.00 | yes |" in text
+    assert "| tight P99 of transfers, unscheduled / mfs | at least 4 | 5.00 | yes |" in text
     assert (tmp_path / report.plot(cells, tmp_path, "link")).stat().st_size > 1_000

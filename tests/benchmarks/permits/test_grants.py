@@ -5,7 +5,7 @@ from benchmarks.permits.grants import SHAPES, Load, rows
 
 def test_every_row_makes_calls() -> None:
     made = list(rows(flows=20, calls=10, seed=1))
-    assert len(made) == 4 * len(SHAPES) + 3
+    assert len(made) == 4 * len(SHAPES) + 4
     assert all(row.n for row in made)
 
 

@@ -10,6 +10,7 @@ from benchmarks.sim.config import IDEAL, EngineSpec, FlowSetup, LayerPlan, Permi
 from benchmarks.sim.flow_driver import FlowDriver, IdealSwitches
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.metrics import summarise
+from benchmarks.sim.network.background import Background, Static
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.topology import Topology, TopologyConfig
@@ -34,9 +35,11 @@ ONE_SWITCH = Topology.build(
 CHUNKS = Permits(chunk_s=0.01, window=1, whole_reads=False)
 
 
-def driver(policy: str, permits: Permits | None) -> tuple[FlowDriver, Kernel]:
+def driver(
+    policy: str, permits: Permits | None, background: tuple[Background, ...] = ()
+) -> tuple[FlowDriver, Kernel]:
     setup, kernel = FlowSetup((policy, {}), permits=permits), Kernel()
-    network = Network(ONE_SWITCH, kernel, 1)
+    network = Network(ONE_SWITCH, kernel, 1, background)
     kind = IdealSwitches if permits is None else ByPermit
     return kind(setup, kernel, network, lambda: True), kernel
 
@@ -44,8 +47,10 @@ def driver(policy: str, permits: Permits | None) -> tuple[FlowDriver, Kernel]:
 class Sender:
     """Sends named flows through a driver and notes when they end."""
 
-    def __init__(self, policy: str, permits: Permits | None = None) -> None:
-        self.driver, self.kernel = driver(policy, permits)
+    def __init__(
+        self, policy: str, permits: Permits | None = None, background: tuple[Background, ...] = ()
+    ) -> None:
+        self.driver, self.kernel = driver(policy, permits, background)
         self.ended: dict[str, float] = {}
 
     def send(
@@ -117,6 +122,45 @@ def test_mfs_promotes_a_transfer_as_its_laxity_shrinks() -> None:
     sender.send("free", Stage.P2D, 1, 0, 3)
     sender.kernel.run()
     assert sender.ended == pytest.approx({"kv": 3.0, "reuse": 21.0, "free": 22.0}, abs=0.01)
+
+
+@pytest.mark.parametrize("permits", [None, CHUNKS])
+def test_scheduled_flows_are_no_load_that_lessens_the_bandwidth(permits: Permits | None) -> None:
+    """The port has been full of scheduled flows for 5 s. KV of 1 due 10 s later needs a tenth of it all the same: it is
+    promoted 8 s before it is due, as on an idle port, and reuse goes on until then. The arbiter learns the same.
+    """
+    sender = Sender("mfs", permits)
+    for number in range(5):
+        sender.send(f"before{number}", Stage.REUSE, 1, 0, 1)
+
+    def later() -> None:
+        sender.send("reuse", Stage.REUSE, 20, 0, 1)
+        sender.send("kv", Stage.P2D, 1, 0, 2, due_s=10.0)
+
+    sender.kernel.at(5.5, later)
+    sender.kernel.run()
+    assert sender.ended["before4"] == pytest.approx(5.0, abs=0.03)
+    assert sender.ended["kv"] == pytest.approx(5.5 + 2 + 1, abs=0.05)
+
+
+def test_messages_that_take_longer_than_a_chunk_do_not_shrink_chunks_to_nothing() -> None:
+    """Two chunks of 10 ms at a time, and 40 ms of messages for each. A chunk grows until 3 GB at 1 GB/s take 7.7 s.
+    With chunks that shrink as the port looks slower they would take minutes.
+    """
+    sender = Sender("fair", Permits(chunk_s=0.01, window=2, delay_s=0.02, whole_reads=False))
+    for number in range(3):
+        sender.send(f"flow{number}", Stage.REUSE, 1, 0, number + 1)
+    sender.kernel.run()
+    assert max(sender.ended.values()) < 9
+
+
+def test_other_tenants_traffic_lessens_the_bandwidth() -> None:
+    """Half of each NIC is others': KV of 1 due at 40 takes 2 s, and is promoted 16 s before, at 24."""
+    sender = Sender("mfs", background=(Background("nic", Static(0.5)),))
+    sender.send("reuse", Stage.REUSE, 20, 0, 1)
+    sender.send("kv", Stage.P2D, 1, 0, 2, due_s=40.0)
+    sender.kernel.run()
+    assert sender.ended == pytest.approx({"kv": 26.0, "reuse": 42.0}, abs=0.01)
 
 
 def test_reuse_for_the_next_layer_overtakes_when_the_computation_advances() -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl", reason="NIXL is not installed; `make setup` installs it")
 
-from benchmarks.transfer.__main__ import VARIANTS, counted, main, measured  # noqa: E402
+from benchmarks.transfer.__main__ import VARIANTS, aged, counted, made, main  # noqa: E402
 from benchmarks.transfer.pools import Load, Read, reads  # noqa: E402
 from benchmarks.transfer.report import comparison, figures  # noqa: E402
 from benchmarks.transfer.wire import Shape, Wire  # noqa: E402
@@ -32,7 +32,9 @@ SMALL = Load(
 def test_all_variants_read_the_same_requests(caching: bool) -> None:
     load = Load(requests=60, pool_blocks=240, block_tokens=16, prompts=(160, 320), prefix_lengths=(40, 120), chunk=128,
                 held=2, caching=caching)  # fmt: skip
-    rows = {name: measured(name, load, 1, 0, None) for name in VARIANTS}
+    old = {name: aged(name, load, 1, 5) for name in VARIANTS}
+    assert {len(last) for _, last in old.values()} == {5}
+    rows = {name: row for name, (row, _) in old.items()}
     assert {sum(age["reads"] for age in row["ages"]) for row in rows.values()} == {60 - 2}
     # sorting changes no allocation
     assert rows["sorted"]["prefix_hits"] == rows["stock"]["prefix_hits"]
@@ -98,6 +100,15 @@ def test_nixl_makes_as_many_descriptors_as_are_counted(wire: Wire) -> None:
         assert cost.bytes == 3 * 4 * 64
         assert cost.seconds >= 0
         assert cost.post_cpu_s > 0
+
+
+def test_variants_take_turns_and_each_counts_its_own_reads(wire: Wire) -> None:
+    lasts = {"stock": [Read(0.0, [9, 8], [29, 28])] * 3, "segments": [Read(0.0, [1, 2], [11, 12])]}
+    costs = made(lasts, wire)
+    assert {name: (cost["reads"], cost["descriptors"]) for name, cost in costs.items()} == {
+        "stock": (3, 3 * 2), "segments": (1, 3 * 1),
+    }  # fmt: skip
+    assert all(0.0 <= cost["sort_cpu_ms"] < cost["post_cpu_ms"] for cost in costs.values())
 
 
 def test_a_short_run_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,48 @@ def test_a_comparison_by_hand():
 def test_shares_differ_in_points():
     runs = {"base": {0: {"slo_share": 0.8}}, "ours": {0: {"slo_share": 0.9}}}
     assert table.rows(runs) == [["SLO attainment, %", "80.0", "90.0 (+10.0 pts)"]]
+
+
+SCALING = {
+    "policy": "joint",
+    "params": {"limits": {"prefill_max": 2, "decode_max": 4, "warm_max": 1, "budget": 5}, "calm_s": 60.0},
+    "start": {"process_s": 3.0, "weights_s": 2.0},
+    "warm": 1,
+}
+
+
+def test_a_fleet_that_scales_is_simulated_within_its_bounds_and_the_free_gpus() -> None:
+    """Four nodes of four GPUs have room for eight engines of two; three of them are the configuration's."""
+    made = build.sim_config(validated(Base, raw(scaling=SCALING), "it"), seed=0)
+    assert made.scaling is not None
+    assert made.scaling.start.total_s == 5.0
+    assert len(made.scaling.places) == 5
+    found = run_one(raw(scaling=SCALING, workload__rate_per_s=20.0), 0)
+    assert found["finished"] == 60.0
+    assert found["fleet/engine_s"] is not None and found["fleet/engine_s"] > 3 * (found["measured_s"] or 0.0)
+    assert "fleet/engine_s" not in run_one(raw(), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scaling": {"policy": "magic"}}, "no scaling policy is called 'magic'"),
+        ({"scaling": {"start": "lukewarm"}}, "cold"),
+        ({"scaling": {"start": {"coffee_s": 1.0}}}, "coffee_s"),
+        ({"scaling": {"params": {"limits": {"warm_min": 2}}}}, "warm_min is 2, above warm_max 0"),
+        ({"scaling": {"drain_s": 0.0}}, "drain_s"),
+        ({"scaling": SCALING, "cluster__engines__0__gpus": 1}, "the same `gpus`"),
+        ({"scaling": SCALING, "cluster__engines__0__slots": 7}, "must be alike"),
+    ],
+)
+def test_a_scaling_section_that_cannot_be_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build.sim_config(validated(Base, raw(**changes), "it"), seed=0)
+
+
+def test_a_variant_may_add_or_change_the_scaling() -> None:
+    added = Variant(name="scaled", set={"scaling": SCALING})
+    assert changed(validated(Base, raw(), "it").model_dump(), added)["scaling"]["warm"] == 1
+    whole = validated(Base, raw(scaling=SCALING), "it").model_dump()
+    made = changed(whole, Variant(name="more", add={"scaling.warm": 1.0}, set={"scaling.params.calm_s": 5.0}))
+    assert made["scaling"]["warm"] == 2 and made["scaling"]["params"]["calm_s"] == 5.0

@@ -324,7 +324,7 @@ def test_config_out_of_range_is_refused_by_name(config: dict[str, float]) -> Non
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "done", "admit", "close", "tick", "down", "up", "drain"]),
+        st.sampled_from(["arrive", "done", "admit", "close", "tick", "down", "up", "drain", "warm"]),
         st.integers(0, 7),
         st.integers(1, 900),
     ),
@@ -363,6 +363,7 @@ def test_any_history_keeps_slots_and_ends_at_zero(
             "down": ev.EngineDown(now_s, name),
             "up": ev.EngineUp(now_s, name, names[name], "g", "n", 2, 1000),
             "drain": ev.EngineUp(now_s, name, names[name], "g", "n", 2, 1000, Health.DRAINING),
+            "warm": ev.EngineUp(now_s, name, names[name], "g", "n", 2, 1000, Health.WARM),
         }[what]
         try:
             actions = d.handle(event)

@@ -1,6 +1,7 @@
 """The time in which a request's KV is due at its decode worker. Times are in seconds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_what_is_left_for_the_transfer(
     slo_s: float | None, terms: dict[str, float], now_s: float, due_s: float
 ) -> None:
     assert kv_due_s(entry(slo_s), decision(terms), now_s, 8.0) == pytest.approx(due_s)
+
+
+def test_a_retry_keeps_the_objective_of_its_first_attempt() -> None:
+    """The client's clock began at 7.0, and this attempt arrived at 10.0: 7 + 5 - 11 - 0.6."""
+    first = entry(5.0)
+    retry = replace(first, request=replace(first.request, waits_since_s=7.0))
+    assert kv_due_s(retry, decision(TERMS), 11.0, 8.0) == pytest.approx(0.4)
+    # two thirds of the objective have passed at 7 + 10 / 3, and all of it at 12
+    assert [retry.is_overdue(now_s, by_slo=True) for now_s in (10.3, 10.4, 12.0, 12.1)] == [
+        False, True, True, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("decode", ["netkv", "round_robin"])

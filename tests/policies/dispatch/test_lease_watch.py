@@ -113,15 +113,15 @@ def test_an_entry_starves_when_two_thirds_of_its_first_lease_have_passed_renewed
     starving.add(state.take_entered())
     state.apply(ev.LeaseRenewed(10.0, "r0", 40.0))
     assert starving.first(20.0) is None
-    assert starving.first(20.1) == (0, 0.0, "r0")
+    assert starving.first(20.1) == (True, 0, 0.0, "r0")
     state.apply(ev.LeaseRenewed(21.0, "r0", 51.0))
-    assert starving.first(22.0) == (0, 0.0, "r0")
+    assert starving.first(22.0) == (True, 0, 0.0, "r0")
     state.apply(ev.Closed(42.0, "r0", "finished"))
     assert starving.first(60.0) is None
-    assert starving.first(60.1) == (0, 0.0, "r1")
+    assert starving.first(60.1) == (True, 0, 0.0, "r1")
     starving.of("later", DispatchConfig(starvation_s=70.0).starves_from_s)
     assert starving.first(70.0) is None
-    assert starving.first(70.1) == (0, 0.0, "r1")
+    assert starving.first(70.1) == (True, 0, 0.0, "r1")
     starving.of("never", DispatchConfig(starvation_s=math.inf).starves_from_s)
     assert starving.first(1e9) is None
 
@@ -144,10 +144,10 @@ def test_the_first_of_many_starving_entries_is_found_without_a_look_at_the_other
     for i in range(1000):
         enter(state, f"r{i:03d}", 30.0, now_s=i / 1000)
     starving.add(state.take_entered())
-    assert starving.first(60.0) == (0, 0.0, "r000")
+    assert starving.first(60.0) == (True, 0, 0.0, "r000")
     state.asked = 0
     for i in range(1000):
-        assert starving.first(60.0) == (0, i / 1000, f"r{i:03d}")
+        assert starving.first(60.0) == (True, 0, i / 1000, f"r{i:03d}")
         state.apply(ev.Closed(60.0, f"r{i:03d}", "cancelled"))
     assert starving.first(60.0) is None
     # each is looked at once while it is first and once after it has left
@@ -161,6 +161,6 @@ def test_starving_entries_do_not_grow_with_what_has_left() -> None:
     for i in range(5000):
         enter(state, f"r{i}", 20.0)
         starving.add(state.take_entered())
-        assert starving.first(19.0) == (0, 0.0, f"r{i}")
+        assert starving.first(19.0) == (True, 0, 0.0, f"r{i}")
         state.apply(ev.Closed(0.0, f"r{i}", "finished"))
     assert len(starving._coming) + len(starving._starving) <= 1024 + 4

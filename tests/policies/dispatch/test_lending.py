@@ -12,6 +12,7 @@ from policies.flow.fetch_or_recompute import FetchReason
 from policies.journal.lines import action_line, header_line, parse_action, record_text
 from policies.journal.replay import replay
 from policies.network.oracle import Oracle
+from policies.request.terms import Terms
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
@@ -71,10 +72,11 @@ class Cluster:
     def caches(self, worker: str, blocks: int) -> None:
         self.feed(ev.KvBatch(self.now_s, worker, "e", 0, (Stored(HASHES[:blocks], None),)))
 
-    def decides(self, avoid: tuple[str, ...] = ()) -> PrefixFetch | None:
+    def decides(self, avoid: tuple[str, ...] = (), slo_s: float | None = None) -> PrefixFetch | None:
         """The decision about the prefix for a prompt on p0, whose turn it is."""
+        terms = Terms(ttft_slo_s=slo_s)
         request = Request(
-            "r", self.now_s, TOKENS + 1, 10, avoid=avoid, block_hashes=HASHES, block_tokens=BLOCK
+            "r", self.now_s, TOKENS + 1, 10, terms=terms, avoid=avoid, block_hashes=HASHES, block_tokens=BLOCK
         )
         routed = self.arrives(request)
         assert routed.decision.worker == "p0"
@@ -91,6 +93,18 @@ def test_a_long_prefix_that_moves_faster_than_it_is_computed_is_fetched() -> Non
     assert (fetched.lender, fetched.tokens) == ("p1", 1600)
     assert fetched.fetch_s == pytest.approx(0.288, rel=0.02)
     assert fetched.recompute_s == pytest.approx(1.6, rel=0.02)
+    # 1.6 s less 0.16 s to move
+    assert fetched.patience_s == pytest.approx(1.44, rel=0.02)
+
+
+@pytest.mark.parametrize(("slo_s", "patience_s"), [(2.5, 0.771), (1.8, 0.16), (0.1, 0.16), (60.0, 1.44)])
+def test_the_wait_for_a_lender_leaves_time_to_compute(slo_s: float, patience_s: float) -> None:
+    """1,601 tokens and the 128 of a prompt take 1.729 s; the loan is expected to take 0.128 s, and a quarter more."""
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    fetched = cluster.decides(slo_s=slo_s)
+    assert fetched is not None and fetched.fetch
+    assert fetched.patience_s == pytest.approx(patience_s, rel=0.03)
 
 
 def test_a_decode_worker_lends_as_well() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import policies.dispatch.dispatcher
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
-from policies.request.terms import Terms
+from policies.request.terms import Mode, Terms
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Health, Request, Role
@@ -34,6 +34,7 @@ KINDS = [
     "down",
     "up",
     "drain",
+    "warm",
     "oracle",
 ]
 STEPS = st.lists(
@@ -63,7 +64,7 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
         tokens,
         8,
         slots=1 + n % 2,
-        terms=Terms(priority=n % 3, local=n == 7),
+        terms=Terms(priority=n % 3, local=n == 7, mode=Mode.COLOCATED if n == 8 else None),
         avoid=("d0", "p1") if n == 5 else (),
         deadline_s=now_s + 20 if n == 6 else float("inf"),
     )
@@ -81,6 +82,7 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
         "down": ev.EngineDown(now_s, name),
         "up": up,
         "drain": dataclasses.replace(up, health=Health.DRAINING),
+        "warm": dataclasses.replace(up, health=Health.WARM),
         "oracle": ev.OracleRefreshed(now_s, None),
     }
     return events[what]

@@ -362,3 +362,20 @@ def test_many_steps_at_once_equal_one_by_one(
                     log.append((round(now_s, 6), m.steps, [names[s] for s in what], m.kv_tokens, m.pool.used))
 
     assert run(1) == run(1000)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_sums_over_steps_are_those_of_its_timing(at_once: int) -> None:
+    m = model()
+    for _ in range(2):
+        m.add(Sequence(prompt_tokens=6, output_tokens=4))
+    spent_s = 0.0
+    while (steps := m.begin_steps(at_once)) is not None:
+        spent_s += sum(steps.first_s + i * steps.growth_s for i in range(steps.n))
+        m.end_steps(steps.n)
+    totals = m.step_totals
+    # one step computes both prompts of 6 tokens and their first tokens; three decode 2 sequences of 7, 8 and 9 tokens
+    assert (totals.prefill_steps, totals.prefill_tokens) == (1, 12)
+    assert (totals.decode_steps, totals.decode_seqs, totals.decode_kv_tokens) == (3, 6, 2 * (7 + 8 + 9))
+    assert totals.busy_s == pytest.approx(spent_s)
+    assert totals.busy_s == pytest.approx(1.0 + 12 * 0.1 + 3 * 2.0 + 6 * 0.5 + 48 * 0.01)

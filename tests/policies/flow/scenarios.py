@@ -48,6 +48,7 @@ CONFIGS = st.builds(
     chunk_s=st.sampled_from([0.05, 0.25, 1.0]),
     least_chunk_bytes=st.sampled_from([1, 200]),
     whole_read_when_alone=st.booleans(),
+    whole_at_most_s=st.sampled_from([None, 0.5]),
     patience=st.integers(1, 4),
     learn=st.booleans(),
     port_bytes_per_s=st.just(1000.0),

@@ -47,8 +47,36 @@ def test_when_a_prefix_is_not_fetched(change: dict[str, Any], reason: FetchReaso
 
 
 @pytest.mark.parametrize(
+    ("change", "patience_s"),
+    [
+        # recompute 2 s less 1 s of moving: a lease that stands later has made the fetch slower
+        ({}, 1.0),
+        ({"egress_ahead": 50_000_000}, 0.5),
+        # in time by computing if it begins within 0.4 s
+        ({"slack_s": 0.4}, 0.4),
+        ({"slack_s": 3.0}, 1.0),
+        # in time only if nothing is waited for, or not at all: as long as the loan takes, and the margin, 0.1 * 1.25 s
+        ({"slack_s": 0.01}, 0.125),
+        ({"slack_s": -5.0}, 0.125),
+        # nothing is saved, so nothing is waited for
+        ({"compute_s_per_token": 0.0001}, 0.0),
+    ],
+)
+def test_the_wait_for_a_loan_is_bounded_by_what_it_saves_and_by_the_objective(
+    change: dict[str, Any], patience_s: float
+) -> None:
+    assert choose(dataclasses.replace(HERE, **change), FetchConfig()).patience_s == pytest.approx(patience_s)
+
+
+@pytest.mark.parametrize(
     "change",
-    [{"size": -1}, {"lend_s": math.nan}, {"egress_bytes_per_s": 0.0}, {"ingress_bytes_per_s": math.inf}],
+    [
+        {"size": -1},
+        {"lend_s": math.nan},
+        {"egress_bytes_per_s": 0.0},
+        {"ingress_bytes_per_s": math.inf},
+        {"slack_s": math.nan},
+    ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(BadEvent, match=next(iter(change))):

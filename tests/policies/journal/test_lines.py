@@ -64,6 +64,7 @@ st.register_type_strategy(
         st.floats(),
         st.floats(),
         st.dictionaries(st.text(), st.floats()),
+        st.floats(),
     ),
 )
 TIER = st.integers(0, 3)

@@ -165,9 +165,9 @@ def test_a_torn_end_is_told_after_everything_before_it() -> None:
     ("lines", "message"),
     [
         ([], "the journal is empty"),
-        (['{"journal":99}'], "line 1: the format is 99, this version reads 4"),
+        (['{"journal":99}'], "line 1: the format is 99, this version reads 5"),
         # it names parameters of policies that there are no more
-        (['{"journal":3}'], "line 1: the format is 3, this version reads 4: use the version that wrote it"),
+        (['{"journal":4}'], "line 1: the format is 4, this version reads 5: use the version that wrote it"),
         (["x"], "line 1: no JSON"),
     ],
 )

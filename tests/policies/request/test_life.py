@@ -549,3 +549,22 @@ def test_whatever_happens_every_attempt_ends_once_and_holds_nothing(seed: int) -
     closed = [effect[1] for effect in life.of("close")]
     assert len(closed) == len(set(closed))
     assert len(life.of("finished", "failed")) <= 1
+
+
+def test_the_client_waits_from_its_arrival_on_whatever_attempt_it_is() -> None:
+    """A retry gets no new TTFT objective; an attempt that resumes output has one from the last token on."""
+    life = at(Stage.QUEUED)
+    assert life.waits_since_s == life.arrived_s == NOW_S
+    life.on(RoutePrefill("p", colocated=False), NOW_S + 1.0)
+    life.on(EngineLost("p", "killed"), NOW_S + 2.0)
+    assert (life.retries, life.times.submitted_s) == (1, NOW_S + 2.0)
+    assert life.waits_since_s == NOW_S
+
+    life = at(Stage.DECODING)
+    life.on(Output(3, last=False), NOW_S + 4.0)
+    assert life.waits_since_s == NOW_S + 4.0
+    life.on(EngineLost("d", "killed"), NOW_S + 6.0)
+    assert (life.migrations, life.waits_since_s) == (1, NOW_S + 4.0)
+    life.on(RoutePrefill("p", colocated=False), NOW_S + 7.0)
+    life.on(EngineLost("p", "killed"), NOW_S + 8.0)
+    assert (life.retries, life.waits_since_s) == (1, NOW_S + 4.0)

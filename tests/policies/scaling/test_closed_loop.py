@@ -39,8 +39,8 @@ def test_a_burst_is_followed_and_left_behind(seed: int) -> None:
     most = max(sum(counts) for _, counts in fleet.changes)
     grown = next(at_s for at_s, counts in fleet.changes if sum(counts) > 4)
     assert 600 <= grown <= 620
-    # 32/s need 6.4 prefill and 4 decode engines without any margin
-    assert 11 <= most <= 24
+    # 32/s need 6.4 prefill and 4 decode engines without any margin; at most two and a half times that are wanted
+    assert 11 <= most <= 26
     assert sum(fleet.changes[-1][1]) <= 6
     # the burst's first minute is late, until the first cold start has ended
     assert fleet.late / fleet.served < 0.25

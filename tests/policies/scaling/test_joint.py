@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from policies.routing.params import BadParameter
 from policies.scaling.base import Counts, Limits, Way, stepped
 from policies.scaling.joint import Joint, JointState
+from policies.state.views import Role
 from tests.policies.scaling.fixtures import engines, seen
 
 LIMITS = Limits(prefill_max=12, decode_max=12, budget=24)
@@ -70,9 +71,18 @@ def test_one_window_is_learned_once() -> None:
 
 
 def test_requests_that_wait_are_demand() -> None:
-    """300 queued prompts in 30 s are 10/s more for prefill alone; decode has one engine to give."""
+    """300 queued prompts are 264 more than four engines compute in the slack of 1.8 s (0.2 s each): in 30 s 8.8/s more
+    for prefill alone; decode has one engine to give.
+    """
     policy = Joint(limits=LIMITS)
     state = steady(policy, 8.0, 4, 3)
+    # 30 wait at the engines, which compute 36 in time: nothing changes
+    some = tuple(dataclasses.replace(e, waiting=10 if e.role is Role.PREFILL else 0) for e in engines(3, 3))
+    in_time = policy.step(seen(8.0, some, 30), dataclasses.replace(state, wanted=Counts(3, 3)))
+    assert in_time.plan.serving.prefill <= 3
+    late = tuple(dataclasses.replace(e, waiting=100) for e in engines(3, 0))
+    more = policy.step(seen(8.0, late + engines(0, 3), 30), dataclasses.replace(state, wanted=Counts(3, 3)))
+    assert more.plan.serving.prefill > 3
     step = policy.step(seen(8.0, engines(4, 3), 30, queued=300), state)
     assert step.plan.serving == (5, 2, 0)
     pooled = policy.step(seen(8.0, engines(4, 3), 30, pooled=600), state)
@@ -84,7 +94,8 @@ def test_a_short_budget_is_shared_by_need() -> None:
     17.3/s, six and three 18.3/s.
     """
     policy = Joint(limits=dataclasses.replace(LIMITS, budget=9))
-    step = policy.step(seen(100.0, engines(4, 5), 30), steady(policy, 100.0, 4, 5))
+    busy = tuple(dataclasses.replace(e, running=11) if e.role is Role.DECODE else e for e in engines(4, 5))
+    step = policy.step(seen(100.0, busy, 30), steady(policy, 100.0, 4, 5))
     assert step.plan.serving == (5, 4, 0)
     assert any("at most" in reason for reason in step.reasons)
 
@@ -186,3 +197,41 @@ def test_a_short_budget_takes_warm_engines_first() -> None:
     assert limits.kept(Counts(6, 3), 5) == ((6, 3, 0), 1)
     # 15 are 5 too many: 9 above the minimum of prefill, 4 of decode: 3.46 and 1.54 of them go
     assert limits.kept(Counts(10, 5), 5) == ((7, 3, 0), 0)
+
+
+def test_full_decode_engines_are_demand_whatever_lengths_were_known() -> None:
+    """Three decode engines with all 16 slots taken need 3 / 0.9 = 3.3: four. Half full, two would do for the slots, and
+    the demand decides.
+    """
+    policy = Joint(limits=LIMITS)
+    state = dataclasses.replace(steady(policy, 2.0, 2, 3), wanted=Counts(2, 3), looked_s=None)
+    full = tuple(dataclasses.replace(e, running=16) if e.role is Role.DECODE else e for e in engines(2, 3))
+    assert policy.step(seen(2.0, full, 30), state).plan.serving.decode == 4
+    half = tuple(
+        dataclasses.replace(e, kv_usage=0.5, running=8) if e.role is Role.DECODE else e for e in full
+    )
+    assert policy.step(seen(2.0, half, 30), state).plan.serving.decode <= 3
+
+
+def test_many_requests_teach_new_lengths_at_once_and_few_slowly() -> None:
+    """80 arrivals weigh 80 / (80 + 20), one weighs the least, 0.1."""
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 8.0, 4, 3)
+    for rate, share in ((8.0, 0.8), (0.1, 0.1)):
+        now = seen(rate, engines(4, 3), 30)
+        assert now.windows is not None
+        longer = dataclasses.replace(now.windows[0], prompt_tokens=round(10 * rate) * 4_000)
+        after = policy.step(dataclasses.replace(now, windows=(longer,)), state).state
+        assert after.lengths.prompt_tokens == pytest.approx(2_000.0 + share * 2_000.0)
+
+
+def test_where_engines_are_short_decode_keeps_no_more_than_it_fills() -> None:
+    """Eight engines for 30/s of which the known lengths say that half should decode. While the decode engines hold next
+    to nothing, prefill gets all but two; while they are full, decode keeps what it has.
+    """
+    policy = Joint(limits=dataclasses.replace(LIMITS, budget=8), switch_pause_s=0.0)
+    state = dataclasses.replace(steady(policy, 30.0, 4, 4), wanted=Counts(4, 4), looked_s=None)
+    idle = tuple(dataclasses.replace(e, running=1) if e.role is Role.DECODE else e for e in engines(4, 4))
+    assert policy.step(seen(30.0, idle, 30), state).plan.serving == (6, 2, 0)
+    full = tuple(dataclasses.replace(e, running=14) if e.role is Role.DECODE else e for e in engines(4, 4))
+    assert policy.step(seen(30.0, full, 30), state).plan.serving.decode >= 4

@@ -2,9 +2,11 @@
 differs.
 """
 
+import dataclasses
+
 import pytest
 
-from policies.scaling.journal import ScalingJournalError, header_line, replay, step_line
+from policies.scaling.journal import ScalingJournalError, fault_line, header_line, replay, step_line
 from policies.scaling.registry import SCALING, make
 from tests.policies.scaling.fixtures import engines, seen
 
@@ -52,3 +54,29 @@ def test_lines_that_cannot_be_read_are_named(line: str, said: str) -> None:
         list(replay([written("fixed", 0)[0], line]))
     with pytest.raises(ScalingJournalError, match="begins with its header"):
         list(replay(written("fixed", 0)[1:]))
+
+
+def test_an_error_of_the_policy_is_replayed_as_an_error_and_changes_no_state() -> None:
+    lines = written("joint", 0)
+    policy = make("joint", {"limits": {"prefill_max": 9, "decode_max": 9, "warm_max": 2, "budget": 14}})
+    right = seen(5.0, engines(3, 4, warm=1), 3)
+    assert right.windows is not None
+    # requests in no time at all are no rate
+    windows = tuple(dataclasses.replace(window, length_s=0.0) for window in right.windows)
+    wrong = dataclasses.replace(right, windows=windows)
+    with pytest.raises(ZeroDivisionError) as raised:
+        policy.step(wrong, policy.initial())
+    said = repr(raised.value)
+    with_fault = [*lines[:6], fault_line(wrong, said, by_step=True), *lines[6:]]
+    replayed = list(replay(with_fault))
+    assert len(replayed) == 31 and all(one.same for one in replayed)
+    assert replayed[5].written == said
+    other = [*lines[:6], fault_line(wrong, "KeyError(1)", by_step=True), *lines[6:]]
+    assert [one.same for one in replay(other)].count(False) == 1
+    # a plan that no orders could carry out: the step itself is decided again
+    uncarried = [
+        *lines[:6],
+        fault_line(seen(3.0, engines(3, 4), 3), "KeyError('e9')", by_step=False),
+        *lines[6:],
+    ]
+    assert all(one.same for one in replay(uncarried))

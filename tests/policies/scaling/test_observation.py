@@ -9,11 +9,14 @@ from policies.routing.params import BadParameter
 from policies.scaling.observation import (
     Capability,
     ClassWindow,
+    Duty,
+    EngineView,
     Leads,
     Observer,
     Outcome,
     attainment,
 )
+from policies.state.views import Role
 
 CAPABILITY = Capability(TICK_1MS)
 
@@ -95,3 +98,14 @@ def test_bad_settings_are_refused() -> None:
     ):
         with pytest.raises(BadParameter):
             build()
+
+
+def test_who_waits_counts_at_the_router_and_at_engines() -> None:
+    """2 + 3 + 1 prompts, 4 + 5 streams; a colocated engine's queue is one of prompts."""
+    views = (
+        EngineView("p", Role.PREFILL, Duty.ACTIVE, waiting=3),
+        EngineView("c", Role.COLOCATED, Duty.DRAINING, waiting=1),
+        EngineView("d", Role.DECODE, Duty.ACTIVE, waiting=5),
+    )
+    observation = Observer().freeze(1.0, views, CAPABILITY, queued=2, pooled=4)
+    assert (observation.prompts_waiting, observation.streams_waiting) == (6, 9)

@@ -391,3 +391,88 @@ def test_whatever_happens_one_worker_of_each_tier_serves(steps, share: float) ->
             assert len(held) <= math.floor(share * len(ready) + 1e-9)
             assert len(held) < len(ready) or not ready
         assert set(state.quarantined) == set(quarantined(state))
+
+
+def prefills(state: ClusterState, worker: str, fetches: bool, n: int, step_s: float, tokens: int) -> None:
+    """`n` prompts of `tokens` tokens, one after another, each in `step_s`. Those that fetch hit but for 50 tokens."""
+    for i in range(n):
+        now_s, attempt_id = i * step_s, f"r{next(_ids)}"
+        state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, tokens, 64)))
+        state.apply(ev.PrefillRouted(now_s, attempt_id, worker, colocated=False, fetches=fetches))
+        end_s = now_s + step_s
+        state.apply(ev.PrefillDone(end_s, attempt_id, end_s + 30, 1, tokens - 50 if fetches else 0))
+        state.apply(ev.Closed(end_s, attempt_id, "finished"))
+        state.apply(ev.Tick(end_s))
+
+
+def test_a_worker_whose_prompts_wait_for_a_lent_prefix_is_not_slow() -> None:
+    """p0 fetches: 1 s for 50 tokens, and 128 that count for a prompt, is 20 times what p1 to p3 take for a token."""
+    state = cluster(prefills=4)
+    for name in ("p0", "p1", "p2", "p3"):
+        prefills(state, name, False, 20, 0.5, 1872)
+    assert state.prefill_s_per_token("p0") == pytest.approx(0.5 / 2000)
+    prefills(state, "p0", True, 200, 1.0, 2000)
+    assert quarantined(state) == {}
+    assert state.prefill_s_per_token("p0") == pytest.approx(0.5 / 2000)
+    assert state.snapshot(0.0).workers["p0"].prefilling == 0
+
+
+def prefilled(state: ClusterState, attempt_id: str, end_s: float, cached: int, compute_s: float) -> None:
+    state.apply(ev.PrefillDone(end_s, attempt_id, end_s + 30, 1, cached, compute_s=compute_s))
+    state.apply(ev.Closed(end_s, attempt_id, "finished"))
+
+
+def routed(state: ClusterState, worker: str, at_s: float, tokens: int, fetches: bool) -> str:
+    attempt_id = f"r{next(_ids)}"
+    state.apply(ev.Arrived(at_s, Request(attempt_id, at_s, tokens, 64)))
+    state.apply(ev.PrefillRouted(at_s, attempt_id, worker, colocated=False, fetches=fetches))
+    return attempt_id
+
+
+def test_prompts_that_wait_behind_fetching_ones_do_not_look_slow() -> None:
+    """p0 computes 1,000 tokens a second. Each round: a prompt fetches 872 of 1,744 tokens until 0.05 s, and is computed
+    until 1.05 s; the prompt of 872 tokens behind it is computed until 2.05 s. With the 128 that count for a prompt that
+    is 2,000 tokens in the 2.05 s in which the second one is in work.
+    """
+    state = cluster(prefills=4)
+    for name in ("p1", "p2", "p3"):
+        prefills(state, name, False, 80, 1.0, 872)
+    for i in range(20):
+        at_s = 100.0 + 4 * i
+        fetching = routed(state, "p0", at_s, 1744, True)
+        behind = routed(state, "p0", at_s, 872, False)
+        prefilled(state, fetching, at_s + 1.05, 872, compute_s=1.0)
+        prefilled(state, behind, at_s + 2.05, 0, compute_s=1.0)
+        state.apply(ev.Tick(at_s + 3.0))
+    assert state.prefill_s_per_token("p0") == pytest.approx(2.05 / 2000)
+    assert quarantined(state) == {}
+
+
+@pytest.mark.parametrize("overlap_s", [0.0, 0.4, 1.0])
+def test_a_fetching_prompt_is_in_work_for_as_long_as_it_is_computed(overlap_s: float) -> None:
+    """A prompt fetches for 5 s and is computed for 1 s, `overlap_s` of it beside another prompt, which is in work for 1
+    s: 2 - overlap_s seconds in all, for two prompts of 872 tokens.
+    """
+    state = cluster(prefills=4)
+    for i in range(20):
+        at_s = 100.0 + 10 * i
+        fetching = routed(state, "p0", at_s, 1744, True)
+        other = routed(state, "p0", at_s + 4.0 + overlap_s, 872, False)
+        prefilled(state, other, at_s + 5.0 + overlap_s, 0, compute_s=1.0)
+        prefilled(state, fetching, at_s + 6.0, 872, compute_s=1.0)
+        state.apply(ev.Tick(at_s + 9.0))
+    assert state.prefill_s_per_token("p0") == pytest.approx((2.0 - overlap_s) / 2000)
+    assert state.snapshot(0.0).workers["p0"].prefilling == 0
+
+
+def test_a_slow_worker_whose_prompts_all_fetch_is_found() -> None:
+    """p0 takes 5 times as long for a token as p1 to p3, and never has a prompt that does not fetch."""
+    state = cluster(prefills=4)
+    for i in range(40):
+        at_s = 100.0 + 10 * i
+        slow = routed(state, "p0", at_s, 1744, True)
+        for attempt_id in [routed(state, name, at_s, 872, False) for name in ("p1", "p2", "p3")]:
+            prefilled(state, attempt_id, at_s + 1.0, 0, compute_s=1.0)
+        prefilled(state, slow, at_s + 8.0, 872, compute_s=5.0)
+        state.apply(ev.Tick(at_s + 9.0))
+    assert quarantined(state) == {"p0": "slow_prefill"}

@@ -11,8 +11,12 @@ RELEASE = "sluice_release"
 BATCH = "sluice_batch"
 """Key in `kv_transfer_params`: name of the step that finished the prefill. Its requests are one batch of flows."""
 
-DUE = "sluice_due_s"
-"""Key in `kv_transfer_params`: seconds after receipt of a decode in which its KV is due."""
+DUE = "sluice_due_at_s"
+"""Key in `kv_transfer_params`: time at which the KV of a decode is due, or None. It is a time of `time.monotonic`,
+which the engine and its cores share because they run on one host; the wall clock may jump between receipt and read."""
+
+ENDS = "sluice_ends_at_s"
+"""Key in `kv_transfer_params`: time at which a request that reads must have ended, by the same clock as `DUE`."""
 
 RENEW = "sluice_renew"
 """Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""

@@ -147,7 +147,8 @@ class ChunkedRead:
         self.read_bytes = 0
         self.descriptors = 0
         self.chunks_done = 0
-        self.submitted_s = 0.0
+        self.submitted_s: float | None = None
+        """Time at which it was given to the thread that reads; None before that."""
         self.ended_s = 0.0
         self._agent = agent
         self._cuts: list[int] = [0, len(self.lengths)]
@@ -270,6 +271,8 @@ class ChunkedRead:
 
     def held_s(self, now_s: float) -> float:
         """Returns the seconds since the submission in which nothing was in flight."""
+        if self.submitted_s is None:
+            return 0.0
         return max(0.0, (self.ended_s or now_s) - self.submitted_s - self.busy_s)
 
     # ------------------------------------------------------------------------------------------ vLLM's own thread
@@ -282,9 +285,9 @@ class ChunkedRead:
 
     def release(self) -> None:
         """Releases what NIXL still holds. Raises RuntimeError while chunks may be in flight, and NIXL's errors; vLLM
-        then keeps the read and its blocks.
+        then keeps the read and its blocks. Of a read that was never submitted nothing can be in flight.
         """
-        if self.state == "PROC":
+        if self.state == "PROC" and self.submitted_s is not None:
             raise RuntimeError("chunks of the read are still to come; it is released when it has ended")
         while self._unreleased:
             self._agent.release_xfer_handle(self._unreleased[-1])

@@ -16,7 +16,7 @@ from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READIN
 class SluicePayload(NixlHandshakePayload):
     """NIXL's handshake payload with facts about a worker: the address of its lease table, where its checksums are
     (`integrity.SumsAt`; None without), the size of a KV block, and the Unix times at which the process began, had its
-    imports, and had its weights and KV cache.
+    imports, had its weights, and had registered its KV cache with NIXL.
     """
 
     lease_table: int = 0
@@ -25,6 +25,7 @@ class SluicePayload(NixlHandshakePayload):
     born_at_s: float = 0.0
     imported_at_s: float = 0.0
     loaded_at_s: float = 0.0
+    registered_at_s: float = 0.0
 
 
 class SluiceMetadata(NixlConnectorMetadata):

@@ -12,14 +12,16 @@ import numpy as np
 
 
 def aligned(local: Any, remote: Any) -> tuple[Any, Any]:
-    """Returns the index pairs of a read, sorted by the local index, as two arrays. Local indices are distinct, so no
-    other order joins more pairs: the only pair that `(a, b)` can join is `(a + 1, b + 1)`, and it comes next.
+    """Returns the index pairs of a read, sorted by the local index, as two new arrays. Local indices are distinct, so
+    no other order joins more pairs: the only pair that `(a, b)` can join is `(a + 1, b + 1)`, and it comes next.
 
     Raises ValueError if `local` and `remote` differ in length.
     """
     ours, theirs = np.asarray(local), np.asarray(remote)
     if len(ours) != len(theirs):
         raise ValueError(f"a read pairs {len(ours)} local indices with {len(theirs)} remote ones")
+    if (ours[:-1] < ours[1:]).all():
+        return ours.copy(), theirs.copy()
     order = np.argsort(ours, kind="stable")
     return ours[order], theirs[order]
 

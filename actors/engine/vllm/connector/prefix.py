@@ -6,7 +6,8 @@ of its prompt. In vLLM this is the second turn of `bidirectional_kv_xfer`, in wh
 engine has kept. vLLM's switch is not set, because it would also pin the blocks of every finished decode for
 `decoder_kv_blocks_ttl` (480 s); it is on only while a borrower's blocks are allocated (`scheduler`).
 
-A read that fails, for any reason, leaves a prefill that computes its whole prompt.
+A read that fails, for any reason, leaves a prefill that computes its whole prompt. So does an engine whose KV is moved
+through host memory (`kv_buffer_device: cpu` on a GPU), for which vLLM reads nothing for a prefill.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,11 @@ def borrows(params: Mapping[str, Any] | None) -> bool:
 def unread(params: Mapping[str, Any] | None) -> bool:
     """Returns whether the request is a prefill that has not ordered the read of its lent prefix yet."""
     return params is not None and borrows(params) and not params.get(_PROCESSED)
+
+
+def decline(params: dict[str, Any]) -> None:
+    """Makes a prefill compute its whole prompt, and leaves the handle, from which its lender learns that."""
+    params[_PROCESSED] = True
 
 
 def forget(params: dict[str, Any]) -> None:

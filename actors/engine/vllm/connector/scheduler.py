@@ -14,12 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.logger import init_logger
 
-from actors.engine.vllm.connector import BATCH, DUE, ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
+from actors.engine.vllm.connector import (
+    BATCH,
+    DUE,
+    ENDED,
+    ENDS,
+    HELLO,
+    LEASE,
+    LISTENER,
+    READING,
+    RELEASE,
+    RENEW,
+)
+from actors.engine.vllm.connector.handle import fault
 from actors.engine.vllm.connector.lease_table import TABLE_SLOTS
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
-from actors.engine.vllm.connector.prefix import borrows, unread
+from actors.engine.vllm.connector.prefix import borrows, decline, forget, unread
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+logger = init_logger(__name__)
 
 LONGEST_PAUSE_S = 0.005
 """Longest wait of a request that arrives while the core only keeps leases. ASSUMPTION: a decode step takes longer."""
@@ -94,7 +108,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             (pp, tp, payload.sums) for (pp, tp), payload in sorted(metadata.items()) if payload.sums
         ]
         for payload in metadata.values():
-            times = [payload.born_at_s, payload.imported_at_s, payload.loaded_at_s]
+            times = [
+                payload.born_at_s, payload.imported_at_s, payload.loaded_at_s, payload.registered_at_s,
+            ]  # fmt: skip
             self.stats.data[HELLO].append([payload.compatibility_hash, payload.kv_block_bytes, *times])
         super().set_xfer_handshake_metadata(metadata)
         if self._listen_error is not None:
@@ -156,7 +172,8 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
         if borrows(request.kv_transfer_params) and not unread(request.kv_transfer_params):
-            # It was preempted after its read: a prefix is read once, and vLLM would wait for a second one without end.
+            # A prefix is read once at most, and vLLM would wait for another read without end: this one was preempted
+            # after its read, or declined.
             return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -164,6 +181,16 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         super().on_new_request(request)
         params = request.kv_transfer_params
         if params is None or not unread(params):
+            return
+        if wrong := fault(params):
+            logger.warning("Request %s computes its whole prompt: its lent prefix has no handle that can be read (%s).",
+                           request.request_id, wrong)  # fmt: skip
+            forget(params)
+            return
+        if self.use_host_buffer:
+            # vLLM saves a prefill's KV to host memory or reads for it, not both: its request would wait without end.
+            decline(params)
+            self._reqs_need_recv[request.request_id] = (request, (), (), False)
             return
         # vLLM renews leases for decodes only. A prefill waits for its turn as a decode does.
         engine_id, lent_as = params["remote_engine_id"], params["remote_request_id"]
@@ -230,12 +257,11 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             params = request.kv_transfer_params or {}
             if any(blocks):
                 self.stats.data[READING].append(request_id)
-                waited_s = max(0.0, time.time() - request.arrival_time)
-                ours.flows[request_id] = flow_terms(params, waited_s, before=len(ours.flows))
+                ours.flows[request_id] = flow_terms(params, time.monotonic(), before=len(ours.flows))
+                if params.get(LEASE) is not None:
+                    ours.leases[request_id] = params[LEASE]
             else:
                 self._gives_back_until_s = time.monotonic() + GIVE_BACK_S
-            if LEASE in params:
-                ours.leases[request_id] = params[LEASE]
         ours.__dict__.update(super().build_connector_meta(scheduler_output).__dict__)
         ours.opened, self._new = self._new, {}
         ours.lent, self._lent = self._lent, {}
@@ -255,18 +281,22 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self._free_slots.append(opened[0])
 
 
-def flow_terms(params: dict[str, Any], waited_s: float, before: int) -> dict[str, Any]:
+def flow_terms(params: dict[str, Any], now_s: float, before: int) -> dict[str, Any]:
     """Returns what the workers tell a flow scheduler of a read (fields of `chunked_read.FlowTerms`), from the
-    kv_transfer_params of a request that came `waited_s` ago and has `before` reads before it in its queue.
+    kv_transfer_params of a request that has `before` reads before it in its queue. `now_s` is the time by the host's
+    monotonic clock.
 
     A request whose own KV will be read is a prefill that fetches a prefix (stage 1). vLLM loads a prefix whole, before
-    the first layer, so its place in the queue takes the part of MFS's relative layer index.
+    the first layer, so its place in the queue takes the part of MFS's relative layer index. No read is held for longer
+    than its request may last.
     """
-    terms = {
-        "source": params.get(LEASE, {}).get("node") or str(params.get("remote_host", "")),
+    terms: dict[str, Any] = {
+        "source": (params.get(LEASE) or {}).get("node") or str(params.get("remote_host", "")),
         "batch": params.get(BATCH, ""),
     }
+    if (ends_at_s := params.get(ENDS)) is not None:
+        terms["hold_s"] = max(0.0, ends_at_s - now_s)
     if params.get("do_remote_decode"):
         return terms | {"stage": 1, "rli": before}
-    due_s = params.get(DUE)
-    return terms if due_s is None else terms | {"due_s": due_s - waited_s}
+    due_at_s = params.get(DUE)
+    return terms if due_at_s is None else terms | {"due_s": due_at_s - now_s}

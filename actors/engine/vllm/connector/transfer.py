@@ -107,7 +107,12 @@ class TransferAgent:
         for a list that was described elsewhere.
         """
         described, given = getattr(self._described, "last", (None, None))
-        blocks = table(given if described is not None and described is xfer_list else xfer_list)
+        if described is not None and described is xfer_list:
+            # Each list is prepared once. The memory of a pool's descriptors, megabytes, is not needed after that.
+            del self._described.last
+            blocks = table(given)
+        else:
+            blocks = table(xfer_list)
         handle = self.nixl.prep_xfer_dlist(agent_name, xfer_list, *args, **kwargs)
         self._extents[id(handle)] = (len(blocks), int(blocks[:, 1].sum()))
         if agent_name == LOCAL:

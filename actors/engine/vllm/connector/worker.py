@@ -3,6 +3,7 @@
 """
 
 import dataclasses
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ READ_FLOOR_BYTES_PER_S = 50e6
 
 HOLD_SHARE = 2 / 3
 """Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease
-only as long as the core steps."""
+only as long as the core steps. A request that must end earlier is held until then at most."""
 
 
 @dataclass
@@ -58,6 +59,8 @@ class SluiceWorker(NixlPullConnectorWorker):
     """vLLM's pull worker, which also lends its blocks under checked leases and checks the blocks that it has read."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
+        # vLLM makes this object when the model is loaded, and before it allocates KV blocks
+        self._made_at_s = time.time()
         transfer_config = vllm_config.kv_transfer_config
         assert transfer_config is not None
         on_cpu = current_platform.device_type == "cpu"
@@ -119,7 +122,8 @@ class SluiceWorker(NixlPullConnectorWorker):
             kv_block_bytes=self._kv_block_bytes,
             born_at_s=plugin.born_at_s(),
             imported_at_s=plugin.imported_at_s,
-            loaded_at_s=time.time(),
+            loaded_at_s=self._made_at_s,
+            registered_at_s=time.time(),
         )
 
     def register_local_xfer_handler(self, block_size: int) -> Any:
@@ -220,7 +224,12 @@ class SluiceWorker(NixlPullConnectorWorker):
         if meta.awaiting_kvs:
             self._reading_since_s.setdefault(req_id, time.perf_counter())
             self._claim(meta)
-        super()._read_blocks_for_req(req_id, meta)
+        try:
+            super()._read_blocks_for_req(req_id, meta)
+        except Exception as error:
+            # A handle comes from another process. What it names may not fit this engine: that fails its own request.
+            self._log_failure(failure_type="bad_handle", req_id=req_id, error=error, meta=meta)
+            self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
 
     def _claim(self, meta: ReqMeta) -> None:
         """Tells the lender that its blocks are about to be read, so that no release frees them."""
@@ -259,16 +268,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         request_id, engine_id = read["request_id"], read["dst_engine_id"]
         rank = (0, read["read_spec"].remote_rank)
         agent = self._remote_agents[engine_id][rank]
-        try:
-            terms = self._terms(request_id, Source(agent, rank))
-        except Exception as error:
-            # a handle comes from another process: a lease that cannot be read fails its own request only
-            self._log_failure(
-                failure_type="bad_lease", req_id=request_id, error=error, dst_engine_id=engine_id
-            )
-            self._handle_failed_transfer(request_id, None, self._recv_failures, record_failed_transfer=False)
-            return False
-        self._agent.begin(terms)
+        self._agent.begin(self._terms(request_id, Source(agent, rank)))
         try:
             posted = super()._read_blocks(**read)
         finally:
@@ -285,9 +285,12 @@ class SluiceWorker(NixlPullConnectorWorker):
             current_platform.set_device(self.device_id)
 
     def _terms(self, request_id: str, source: Source) -> ReadTerms:
-        """Returns what a read from `source` belongs to."""
+        """Returns what a read from `source` belongs to. Raises KeyError for a lease that names no table of that
+        worker.
+        """
         lease, flow = self._leases.get(request_id), self._flows.get(request_id, {})
-        terms = FlowTerms(target=self._node, hold_s=self._lease_s * HOLD_SHARE, **flow)
+        hold_s = min(self._lease_s * HOLD_SHARE, flow.get("hold_s", math.inf))
+        terms = FlowTerms(**{**flow, "target": self._node, "hold_s": hold_s})
         if lease is None:
             return ReadTerms(request_id=request_id, source=source, flow=terms)
         tables = {(pp, tp): address for pp, tp, address in lease["tables"]}

@@ -10,6 +10,7 @@ import pytest
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.faults import POISON, Order, give
+from actors.engine.sim.links import SimLink
 from actors.wire.messages import Failed, PrefillDone
 from tests.actors.engine.rig import Node, Rig, until
 from tests.actors.engine.test_server_processes import Host
@@ -160,3 +161,89 @@ async def test_a_long_step_and_a_long_rest_are_no_stall(tmp_path: Path) -> None:
         assert engine.metrics().stalls == 0
         c.client.release("p")
         await c.rests()
+
+
+async def pair(rig: Rig, folder: Path, faulty_role: str) -> tuple[Node, Node, SimEngine]:
+    """A prefill and a decode engine with a link between them, and the one named c, which obeys orders."""
+    sims = {
+        role: SimEngine(
+            SimEngineConfig(
+                "c" if role == faulty_role else role,
+                role,  # type: ignore[arg-type]
+                faults=str(folder) if role == faulty_role else None,
+                links={"*": SimLink(1e9)} if role == "prefill" else {},
+            )
+        )
+        for role in ("prefill", "decode")
+    }
+    nodes = [await rig.node(engine, engine.config.engine_id) for engine in sims.values()]
+    return nodes[0], nodes[1], sims[faulty_role]
+
+
+async def test_what_is_read_over_a_cut_link_arrives_after_the_cut(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        p, d, engine = await pair(rig, tmp_path, "decode")
+        first = await p.prefilled("first", PROMPT)
+        d.client.decode("first", PROMPT, first.handle)
+        expected = await d.client.text("first")
+        await obeys(engine, tmp_path, Order(cut=True))
+        done = await p.prefilled("r", PROMPT)
+        d.client.decode("r", PROMPT, done.handle)
+        await asyncio.sleep(0.3)
+        assert not d.client.outs("r")
+        assert p.engine.status().leases == 1
+        await obeys(engine, tmp_path, None)
+        assert await d.client.text("r") == expected
+        await p.rests()
+        await d.rests()
+
+
+async def test_a_read_that_times_out_over_a_cut_link_fails_and_frees_all(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        p, d, engine = await pair(rig, tmp_path, "decode")
+        engine._puller._timeout_s = 0.1
+        await obeys(engine, tmp_path, Order(cut=True))
+        done = await p.prefilled("r", PROMPT)
+        d.client.decode("r", PROMPT, done.handle)
+        failed = await d.client.wait("r", Failed)
+        assert (failed.code, failed.retryable) == ("kv_load", True)
+        await d.rests()
+        await obeys(engine, tmp_path, None)
+        await p.rests()
+
+
+async def test_leases_that_are_ended_in_the_middle_free_their_blocks_and_fail_their_reads(
+    tmp_path: Path,
+) -> None:
+    async with Rig(tmp_path) as rig:
+        p, d, engine = await pair(rig, tmp_path, "prefill")
+        done = await p.prefilled("r", PROMPT)
+        assert p.used
+        await obeys(engine, tmp_path, Order(expire=True))
+        await p.rests()
+        assert engine.metrics().leases_expired == 1
+        d.client.decode("r", PROMPT, done.handle)
+        failed = await d.client.wait("r", Failed)
+        assert (failed.code, failed.retryable) == ("kv_load", True)
+        await obeys(engine, tmp_path, None)
+        done = await p.prefilled("s", PROMPT)
+        d.client.decode("s", PROMPT, done.handle)
+        assert await d.client.text("s")
+        await p.rests()
+        await d.rests()
+
+
+async def test_the_kv_of_another_prompt_is_refused(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        p, d, engine = await pair(rig, tmp_path, "prefill")
+        await obeys(engine, tmp_path, Order(swap=True))
+        done = await p.prefilled("r", PROMPT)
+        d.client.decode("r", PROMPT, done.handle)
+        failed = await d.client.wait("r", Failed)
+        assert (failed.code, failed.retryable) == ("unknown_handle", True)
+        p.client.release("r")
+        await p.rests()
+        await obeys(engine, tmp_path, None)
+        done = await p.prefilled("s", PROMPT)
+        d.client.decode("s", PROMPT, done.handle)
+        assert await d.client.text("s")

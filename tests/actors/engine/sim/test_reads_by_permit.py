@@ -9,6 +9,7 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.links import SimLink
+from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.ranks import sim_engine
 from actors.flow.agent import FlowAgent
 from actors.flow.client import ReadsClient
@@ -151,6 +152,39 @@ async def test_a_lender_that_goes_in_the_middle_fails_the_read(site: Site) -> No
     await p.server.stop()
     failed = await d.client.wait("r", Failed)
     assert (failed.code, failed.retryable) == ("kv_load", True)
+    await d.rests()
+    await until(lambda: not len(agent.desk), "no flow is open")
+
+
+async def test_an_error_in_a_step_ends_no_read_but_its_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line breaks down in one step, and the post of one read fails: that read fails, the next one goes on."""
+    post, step, steps = Puller.chunk, ReadsClient.step, [0]
+
+    def chunk(puller: Puller, handle: SimHandle, number: int, n_bytes: int) -> None:
+        if handle.kv_bytes == 51 * 20_000:
+            raise OSError("no route")
+        post(puller, handle, number, n_bytes)
+
+    def stepped(client: ReadsClient) -> list[Post | Finished]:
+        steps[0] += 1
+        if steps[0] == 3:
+            raise OSError("the line breaks down")
+        return step(client)
+
+    agent = await site.start_agent(window=1)
+    p = await site.node("p", "prefill", links={"*": SimLink(10e6)})
+    d = await site.node("d", "decode")
+    await site.joined(p, d)
+    monkeypatch.setattr(Puller, "chunk", chunk)
+    monkeypatch.setattr(ReadsClient, "step", stepped)
+    await read(p, d, "bad", [1, *PROMPT], 5.0)
+    failed = await d.client.wait("bad", Failed)
+    assert "no route" in failed.message
+    await read(p, d, "good", PROMPT, 5.0)
+    assert (await d.client.wait("good", Admitted)).transfer_bytes == 50 * 20_000
+    await d.client.text("good")
     await d.rests()
     await until(lambda: not len(agent.desk), "no flow is open")
 

@@ -19,13 +19,16 @@ from vllm.utils.hashing import sha256  # noqa: E402
 from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.kv_cache_utils import (  # noqa: E402
     FreeKVCacheBlockQueue,
+    KVCacheBlock,
     get_request_block_hasher,
     init_none_hash,
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
+from actors.engine.vllm import blocks as blocks_module  # noqa: E402
 from actors.engine.vllm.blocks import (  # noqa: E402
+    LOOKED_AT,
     FlowKVQueue,
     SegmentedManager,
     SegmentQueue,
@@ -264,6 +267,23 @@ def test_too_few_blocks_are_an_error() -> None:
     queue = SegmentQueue(FreeKVCacheBlockQueue([]), [])
     with pytest.raises(ValueError, match="No free blocks"):
         queue.popleft()
+
+
+def test_a_long_prompt_does_not_walk_through_the_whole_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 blocks look at 5,096 of 9,000 free ones, not at 8,000; 10 look at 80."""
+    seen: list[int] = []
+    best = blocks_module.best_fit
+
+    def counted(n: int, oldest: list[int], after: int | None) -> list[int]:
+        seen.append(len(oldest))
+        return best(n, oldest, after)
+
+    monkeypatch.setattr(blocks_module, "best_fit", counted)
+    every = [KVCacheBlock(n) for n in range(9000)]
+    queue = SegmentQueue(FreeKVCacheBlockQueue(every), every)
+    assert len(queue.popleft_n(1000)) == 1000
+    queue.popleft_n(10)
+    assert seen == [1000 + LOOKED_AT, 80]
 
 
 @given(st.lists(st.integers(0, 30), max_size=80), st.integers(1, 8))

@@ -1,9 +1,6 @@
 """The thread that reads KV, over two real NIXL agents, with and without a real flow agent in a process of its own."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +13,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
-from actors.engine.vllm.connector.integrity import SumsTable
+from actors.engine.vllm.connector.integrity import SAMPLE, SumsTable, chosen
 from actors.engine.vllm.connector.read_check import CORRUPT, GIVEN_BACK
-from actors.engine.vllm.flow import FlowThread
+from actors.engine.vllm.flow import LONGEST_POLL_S, POLL_S, FlowThread, poll_pause_s
 from actors.flow.client import ReadsClient
-from actors.flow.reader import Post
-from policies.flow.base import Flow, Stage
+from actors.flow.reader import Post, ReaderConfig
 from tests.actors.engine.vllm.connector.pair import DESCRIPTORS, Pair, until
-
-ROOT = Path(__file__).parents[4]
+from tests.actors.engine.vllm.connector.test_chunked_read import Scripted, scripted
+from tests.actors.flow.narrow import NarrowAgent, Occupant
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +74,69 @@ def test_descriptors_that_nixl_does_not_know_fail_the_read(pair: Pair, alone: Fl
     read.release()
 
 
+class Recorded(ReadsClient):
+    """A client that keeps the order of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__("", "here", "w")
+        self.calls: list[Any] = []
+
+    def wait(self, timeout_s: float, *also: int) -> None:
+        self.calls.append("wait")
+        super().wait(timeout_s, *also)
+
+    def step(self) -> list[Any]:
+        self.calls.append("step")
+        return super().step()
+
+    def chunk_done(self, post: Post, seconds: float | None) -> list[Any]:
+        self.calls.append(("done", seconds is not None))
+        return super().chunk_done(post, seconds)
+
+
+class Stuck(Scripted):
+    """An agent whose transfers stay in flight until the test ends them, and which counts how often it is asked."""
+
+    polls = 0
+
+    def check_xfer_state(self, handle: str) -> str:
+        self.polls += 1
+        return super().check_xfer_state(handle)
+
+
+@pytest.mark.parametrize(("state", "arrived"), [("DONE", True), ("ERR", False)])
+def test_what_has_ended_is_reported_before_the_agent_is_heard(pair: Pair, state: str, arrived: bool) -> None:
+    nixl, client = Stuck(), Recorded()
+    thread = FlowThread(pair.checks, client, "w", scheduled=False)
+    read = scripted(nixl, 1)
+    thread.submit(read)
+    until(lambda: nixl.polls)
+    nixl.states["h0"] = state
+    until(lambda: read.state == state)
+    thread.stop()
+    done = client.calls.index(("done", arrived))
+    assert (client.calls[done - 1], client.calls[done + 1]) == ("wait", "step")
+
+
+def test_a_read_that_is_stuck_is_polled_ever_more_rarely(pair: Pair) -> None:
+    assert [poll_pause_s(quiet_s) for quiet_s in (0.0, 0.01, 0.1, 1.0, 500.0)] == pytest.approx(
+        [POLL_S, POLL_S, 0.002, 0.02, LONGEST_POLL_S]
+    )
+    nixl = Stuck()
+    thread = FlowThread(pair.checks, ReadsClient("", "here", "w"), "w", scheduled=False)
+    read = scripted(nixl, 1)
+    thread.submit(read)
+    until(lambda: nixl.polls)
+    time.sleep(1.2)
+    before = nixl.polls
+    time.sleep(1.0)
+    # every 20 ms
+    assert nixl.polls - before <= 60
+    nixl.states["h0"] = "DONE"
+    until(lambda: read.state == "DONE")
+    thread.stop()
+
+
 def test_a_stopped_thread_fails_what_it_is_given(pair: Pair) -> None:
     thread = FlowThread(pair.checks, ReadsClient("", "here", "w"), "w", scheduled=False)
     thread.stop()
@@ -101,13 +160,13 @@ def checked(pair: Pair, alone: FlowThread) -> Iterator[FlowThread]:
 
 
 def test_checksums_that_agree_pass(pair: Pair, checked: FlowThread) -> None:
-    read = ended(checked, pair.read("sums", pair.lend("sums", sums=True)))
+    read = ended(checked, pair.read("sums", pair.lend("sums", sums=pair.sums)))
     assert (read.state, read.refused) == ("DONE", "")
     assert pair.same()
 
 
 def test_a_reader_waits_until_the_lender_knows_its_checksums(pair: Pair, checked: FlowThread) -> None:
-    lease = pair.lend("slow", sums=True)
+    lease = pair.lend("slow", sums=pair.sums)
     until(lambda: int(pair.table._entries[lease.slot, 1]) == lease.generation)
     pair.table._entries[lease.slot, 1] = 0
     read = pair.read("slow", lease)
@@ -120,7 +179,7 @@ def test_a_reader_waits_until_the_lender_knows_its_checksums(pair: Pair, checked
 
 
 def test_a_block_that_changes_after_its_checksum_is_found(pair: Pair, checked: FlowThread) -> None:
-    lease = pair.lend("flip", sums=True)
+    lease = pair.lend("flip", sums=pair.sums)
     until(lambda: int(pair.table._entries[lease.slot, 1]) == lease.generation)
     pair.data[17] ^= np.uint64(1)
     read = ended(checked, pair.read("flip", lease))
@@ -129,15 +188,31 @@ def test_a_block_that_changes_after_its_checksum_is_found(pair: Pair, checked: F
 
 
 def test_blocks_that_a_wrong_order_swaps_are_found(pair: Pair, checked: FlowThread) -> None:
-    lease = pair.lend("swap", sums=True)
+    lease = pair.lend("swap", sums=pair.sums)
     read = pair.read("swap", lease)
     read.local.indices[[3, 9]] = 9, 3
     assert ended(checked, read).refused == f"{CORRUPT} in 2 of {DESCRIPTORS} descriptors"
 
 
+def test_a_sample_finds_what_it_has_chosen_and_no_more(pair: Pair, checked: FlowThread) -> None:
+    """Lender and reader both have one checksum in 16."""
+    assert pair.checks.sums is not None
+    pair.checks.sums.close()
+    pair.checks.sums = SumsTable(pair.borrower.nixl, ["UCX"], pair.mine, share=SAMPLE)
+    for found in (True, False):
+        lease = pair.lend("sample", sums=pair.sampled)
+        until(lambda at=lease: int(pair.table._entries[at.slot, 1]) == at.generation)
+        picked = chosen(np.arange(DESCRIPTORS), lease.generation, SAMPLE)
+        victim = int(np.flatnonzero(picked == found)[0])
+        pair.data[victim * pair.block_bytes // 8] ^= np.uint64(1)
+        read = ended(checked, pair.read("sample", lease))
+        expected = f"{CORRUPT} in 1 of {picked.sum()} descriptors" if found else ""
+        assert (read.state, read.refused) == ("DONE", expected)
+
+
 def test_a_lender_of_another_layout_is_not_compared(pair: Pair, checked: FlowThread) -> None:
     """The remote descriptors are then parts of the lender's, whose checksums say nothing of them."""
-    lease = pair.lend("layout", sums=True)
+    lease = pair.lend("layout", sums=pair.sums)
     read = pair.read("layout", lease)
     object.__setattr__(read.remote, "extent", (DESCRIPTORS, 1))
     pair.data[17] ^= np.uint64(1)
@@ -147,83 +222,40 @@ def test_a_lender_of_another_layout_is_not_compared(pair: Pair, checked: FlowThr
 # ------------------------------------------------------------------------------------------------- with an agent
 
 
-class Node:
-    """A flow agent in a process of its own. At each port it posts one chunk at a time."""
-
-    def __init__(self, directory: Path) -> None:
-        self.address = f"unix:{directory / 'flow.sock'}"
-        self.process = self.start()
-
-    def start(self) -> "subprocess.Popen[str]":
-        command = [
-            sys.executable, "-m", "actors.flow.host", "--node", "here", "--knows", "there",
-            "--listen", self.address, "--config", '{"arbiter": {"window": 1}}',
-        ]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready ")
-        return process
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
+def node(tmp_path: Path) -> Iterator[NarrowAgent]:
+    """The flow agent of node `here`. At each port it posts one chunk at a time."""
+    node = NarrowAgent(tmp_path / "flow.sock", "here", "there")
     yield node
-    node.stop()
+    node.kill()
 
 
-@pytest.fixture
-def by_permit(pair: Pair, node: Node) -> Iterator[FlowThread]:
-    """A thread whose reads wait for the agent's permits."""
+def scheduled(pair: Pair, node: NarrowAgent, config: ReaderConfig) -> Iterator[FlowThread]:
     pair.forget()
-    client = ReadsClient(node.address, "here", "w")
+    client = ReadsClient(node.address, "here", "w", config=config)
     thread = FlowThread(pair.checks, client, "w", scheduled=True)
     until(lambda: client.connected)
     yield thread
     thread.stop()
 
 
-class Occupant:
-    """Another worker, whose read is in flight at the same ports until the test ends it."""
-
-    def __init__(self, node: Node) -> None:
-        self.client = ReadsClient(node.address, "here", "occupant")
-        posts: list[Any] = []
-        until(lambda: self.client.step() or self.client.connected)
-        flow = Flow(
-            flow_id="occupant/1", request_id="o", batch="o", stage=Stage.P2D,
-            source="there", target="here", size=1000, due_s=60.0,
-        )  # fmt: skip
-        posts += self.client.submit(flow, [1000], 60.0)
-        until(lambda: posts.extend(self.client.step()) or posts)
-        (self.post,) = posts
-        assert isinstance(self.post, Post)
-        assert self.post.level is not None
-
-    def done(self) -> None:
-        self.client.chunk_done(self.post, 0.01)
-
-    def stays(self, seconds: float) -> None:
-        """Lets time pass."""
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            self.client.step()
-            time.sleep(0.002)
+@pytest.fixture
+def by_permit(pair: Pair, node: NarrowAgent) -> Iterator[FlowThread]:
+    """A thread whose reads wait for the agent's permits."""
+    yield from scheduled(pair, node, ReaderConfig())
 
 
-def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: Node, by_permit: FlowThread) -> None:
+@pytest.fixture
+def patient(pair: Pair, node: NarrowAgent) -> Iterator[FlowThread]:
+    """A thread by permits that waits long for a silent agent, which on a busy machine may only wait for its turn."""
+    yield from scheduled(pair, node, ReaderConfig(silent_s=30.0))
+
+
+def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: NarrowAgent, patient: FlowThread) -> None:
     other = Occupant(node)
-    by_permit._bytes_per_s["there"] = pair.block_bytes * DESCRIPTORS / 8 / 0.010
+    patient._bytes_per_s["there"] = pair.block_bytes * DESCRIPTORS / 8 / 0.010
     read = pair.read("r", pair.lend("r"), due_s=30.0)
-    by_permit.submit(read)
+    patient.submit(read)
     other.stays(0.3)
     assert (read.state, read.read_bytes, read.in_flight) == ("PROC", 0, [])
     assert not pair.copy.any()
@@ -236,7 +268,7 @@ def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: Node, by_permit
 
 
 def test_a_dead_agents_reads_are_posted_without_permits(
-    pair: Pair, node: Node, by_permit: FlowThread
+    pair: Pair, node: NarrowAgent, by_permit: FlowThread
 ) -> None:
     other = Occupant(node)
     read = pair.read("r", pair.lend("r"), due_s=30.0)
@@ -250,7 +282,7 @@ def test_a_dead_agents_reads_are_posted_without_permits(
 
 
 def test_a_silent_agents_reads_are_posted_and_it_schedules_again_when_it_speaks(
-    pair: Pair, node: Node, by_permit: FlowThread
+    pair: Pair, node: NarrowAgent, by_permit: FlowThread
 ) -> None:
     other = Occupant(node)
     node.process.send_signal(signal.SIGSTOP)
@@ -267,22 +299,24 @@ def test_a_silent_agents_reads_are_posted_and_it_schedules_again_when_it_speaks(
     assert pair.same()
 
 
-def test_a_hold_has_a_bound(pair: Pair, node: Node, by_permit: FlowThread) -> None:
+def test_a_hold_has_a_bound(pair: Pair, node: NarrowAgent, patient: FlowThread) -> None:
     other = Occupant(node)
     read = pair.read("r", hold_s=0.1)
-    by_permit.submit(read)
+    patient.submit(read)
     until(lambda: other.client.step() or read.state == "DONE")
     assert read.unscheduled == "bound"
     assert pair.same()
 
 
-def test_a_held_read_that_is_aborted_is_never_posted(pair: Pair, node: Node, by_permit: FlowThread) -> None:
+def test_a_held_read_that_is_aborted_is_never_posted(
+    pair: Pair, node: NarrowAgent, patient: FlowThread
+) -> None:
     other = Occupant(node)
     read, bystander = pair.read("gone"), pair.read("stays")
-    by_permit.submit(read)
-    by_permit.submit(bystander)
+    patient.submit(read)
+    patient.submit(bystander)
     other.stays(0.05)
-    by_permit.abort("gone")
+    patient.abort("gone")
     until(lambda: other.client.step() or read.state == "DONE")
     assert (read.read_bytes, read.telemetry()) == (0, None)
     assert not pair.copy.any()
@@ -293,7 +327,9 @@ def test_a_held_read_that_is_aborted_is_never_posted(pair: Pair, node: Node, by_
     assert pair.same()
 
 
-def test_an_agent_that_starts_again_is_used_again(pair: Pair, node: Node, by_permit: FlowThread) -> None:
+def test_an_agent_that_starts_again_is_used_again(
+    pair: Pair, node: NarrowAgent, by_permit: FlowThread
+) -> None:
     node.process.kill()
     node.process.wait()
     assert ended(by_permit, pair.read("without", due_s=30.0)).unscheduled in ("agent_lost", "no_agent")

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from actors.engine.vllm.launch import reserve_ports
+from actors.engine.vllm.config import VllmEngineConfig
+from actors.engine.vllm.engine import VllmEngine
+from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports
+from actors.engine.vllm.stats import Hello
 
 HOST = "127.0.0.1"
 
@@ -40,3 +43,28 @@ def test_a_side_channel_s_port_that_is_taken_ends_the_start_with_a_hint() -> Non
         scheduler._nixl_handshake_listener({}, ready, threading.Event(), HOST, port)
     assert ready.is_set()
     assert "in use" in str(scheduler._listen_error)
+
+
+def test_weights_end_before_the_kv_cache_and_the_slowest_worker_counts() -> None:
+    engine = VllmEngine(VllmEngineConfig(engine_id="d", role="decode", model="m"))
+    clock = engine._clock = PhaseClock()
+    at_s = clock.started_at_s
+    clock.end("imports", at_s + 10.0)
+    # born, imports, weights, KV cache registered
+    core_phases(
+        clock,
+        [
+            Hello("h", 1, at_s + 11.0, at_s + 20.0, at_s + 26.0, at_s + 27.0),
+            Hello("h", 1, at_s + 12.0, at_s + 18.0, at_s + 25.0, at_s + 30.0),
+        ],
+    )
+    clock.end("core_ready", at_s + 32.0)
+    clock.end("warm_up", at_s + 32.5)
+    assert engine.phases == pytest.approx(
+        {
+            "imports": 10.0, "core_spawn": 2.0, "worker_imports": 8.0, "weights": 6.0, "kv_cache": 4.0,
+            "core_ready": 2.0, "warm_up": 0.5,
+        },
+        abs=0.01,
+    )  # fmt: skip
+    assert engine.loading_s == pytest.approx((6.0, 6.5), abs=0.01)

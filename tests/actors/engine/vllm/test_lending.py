@@ -1,5 +1,6 @@
 """A prefix that one engine lends another, in vLLM's scheduler with Sluice's half of the connector."""
 
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from vllm.v1.request import RequestStatus  # noqa: E402
 
 from actors.engine.vllm.blocks import SegmentedManager, SegmentQueue  # noqa: E402
 from actors.engine.vllm.config import VllmEngineConfig, kv_transfer_args  # noqa: E402
-from actors.engine.vllm.connector import LEASE  # noqa: E402
+from actors.engine.vllm.connector import DUE, LEASE  # noqa: E402
 from actors.engine.vllm.params import prefill_params  # noqa: E402
 from actors.engine.vllm.scheduler import AsyncCoreScheduler, CoreScheduler  # noqa: E402
 from tests.actors.engine.vllm.small import BLOCK, SmallModel  # noqa: E402
@@ -170,6 +171,65 @@ def test_a_prefill_that_is_preempted_after_its_read_computes_what_is_lost(model:
     scheduler.reset_prefix_cache(reset_running_requests=True)
     plan = scheduler.schedule()
     assert plan.num_scheduled_tokens == {record.request_id: len(PROMPT)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_engine_id": None},
+        {"remote_engine_id": ["p0"]},
+        {"remote_request_id": None},
+        {"remote_host": None},
+        {"remote_port": None},
+        {"tp_size": None},
+        {LEASE: "mine"},
+        {"remote_block_ids": [7]},
+    ],
+    ids=str,
+)
+def test_a_handle_that_cannot_be_read_leaves_a_prefill_that_computes(
+    model: SmallModel, change: dict[str, Any]
+) -> None:
+    """The handle comes from another process, and the core must not end for it."""
+    _, handle = lent(model, CoreScheduler)
+    scheduler = model.scheduler(CoreScheduler)
+    bad = {name: value for name, value in {**handle, **change}.items() if value is not None}
+    record = model.add(scheduler, model.request("r", PROMPT, prefill_params(lent=bad)))
+    plan, outputs = step(scheduler)
+    assert plan.num_scheduled_tokens == {record.request_id: len(PROMPT)}
+    assert plan.kv_connector_metadata.reqs_to_recv == {}
+    assert outputs[0].kv_transfer_params["remote_num_tokens"] == len(PROMPT)
+
+
+def test_an_engine_with_a_host_buffer_computes_and_gives_the_prefix_back(
+    model: SmallModel, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM saves such a prefill's KV to host memory, and would not read for it: the request would wait without end."""
+    _, handle = lent(model, kind)
+    scheduler = model.scheduler(kind)
+    monkeypatch.setattr(scheduler.connector.connector_scheduler, "use_host_buffer", True)
+    record = model.add(scheduler, model.request("r", PROMPT, prefill_params(lent=handle)))
+    plan, _ = step(scheduler)
+    assert plan.num_scheduled_tokens == {record.request_id: len(PROMPT)}
+    read = plan.kv_connector_metadata.reqs_to_recv[record.request_id]
+    assert not any(read.local_block_ids)
+    assert (read.awaiting_kvs, read.remote.request_id) == (False, handle["remote_request_id"])
+    assert plan.kv_connector_metadata.leases == {}
+    assert scheduler.connector.connector_scheduler._heartbeat_by_engine == {}
+
+
+def test_a_jump_of_the_wall_clock_does_not_change_a_deadline(
+    model: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, handle = lent(model, CoreScheduler)
+    scheduler = model.scheduler(CoreScheduler)
+    sampling = prefill_params()
+    sampling.extra_args = {"kv_transfer_params": {**handle, DUE: time.monotonic() + 50.0}}
+    record = model.add(scheduler, model.request("d", PROMPT[: PREFIX + 1], sampling))
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 3600.0)
+    plan, _ = step(scheduler)
+    assert 0.0 < plan.kv_connector_metadata.flows[record.request_id]["due_s"] <= 50.0
 
 
 def test_every_role_allocates_in_segments_and_frees_late_where_batches_overlap(

@@ -1,5 +1,6 @@
 """A prefill to which a prefix is lent, in the engine's own process: it never fails for its prefix."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ pytestmark = pytest.mark.vllm
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 
+from actors.engine.vllm.connector import ENDS, RELEASE  # noqa: E402
 from actors.engine.vllm.stats import Transfer  # noqa: E402
 from actors.wire.messages import Failed, Prefill  # noqa: E402
 from tests.actors.engine.vllm.small import SmallModel  # noqa: E402
@@ -41,7 +43,10 @@ def transfer(rig: Rig, number: int = -1) -> dict[str, Any]:
 
 async def test_the_core_reads_the_prefix_and_keeps_the_whole_for_a_decode_engine(model: SmallModel) -> None:
     rig = await begun(model, msgspec.msgpack.encode(LENT))
-    assert transfer(rig) == {**LENT, "do_remote_prefill": False, "do_remote_decode": True}
+    read = transfer(rig)
+    ends_at_s = read.pop(ENDS)
+    assert read == {**LENT, "do_remote_prefill": False, "do_remote_decode": True}
+    assert 0.0 < ends_at_s - time.monotonic() <= 60.0
     assert rig.sink.sent == []
 
 
@@ -51,6 +56,7 @@ async def test_with_a_handle_that_is_none_the_prompt_is_computed(model: SmallMod
         b"\xc1",
         msgspec.msgpack.encode([1]),
         msgspec.msgpack.encode({"remote_engine_id": "a"}),
+        msgspec.msgpack.encode({name: value for name, value in LENT.items() if name != "tp_size"}),
     ):
         rig = await begun(model, strange)
         assert transfer(rig) == {"do_remote_prefill": False, "do_remote_decode": True}
@@ -68,6 +74,8 @@ async def test_a_read_that_takes_too_long_is_left_and_the_prompt_computed(model:
     assert transfer(rig) == {"do_remote_prefill": False, "do_remote_decode": True}
     assert list(rig.runner.streams) == [second.request_id]
     assert rig.sink.sent == [], "the prefill goes on"
+    # the core may have just finished the first request, ignores the abort then, and has its lease released
+    assert rig.core.rejected == [{RELEASE: [first.request_id]}]
     # a late report of the first read changes nothing, and the second request ends with the task
     rig.runner.on_overdue(first.request_id)
     rig.runner.cancel("r")
@@ -87,7 +95,8 @@ async def test_the_reports_of_its_read_say_nothing_of_a_decode(model: SmallModel
 
 async def test_a_prefill_that_is_refused_gives_its_prefix_back(model: SmallModel) -> None:
     rig = await begun(model, msgspec.msgpack.encode(LENT), top_p=7.0)
-    assert rig.core.rejected == [LENT]
+    (given_back,) = rig.core.rejected
+    assert {name: value for name, value in given_back.items() if name != ENDS} == LENT
     assert isinstance(rig.sink.sent[0], Failed)
     assert rig.sink.failed_with()[0] == "bad_request"
 
@@ -100,4 +109,5 @@ async def test_a_prefill_that_cannot_begin_anew_fails_as_one_that_may_be_tried_a
     rig.runner.on_overdue(rig.core.requests[0].request_id)
     await settle()
     assert rig.sink.failed_with() == ("kv_load", None, True)
+    assert rig.core.rejected == [{RELEASE: [rig.core.requests[0].request_id]}]
     assert not rig.runner.busy

@@ -14,6 +14,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 from vllm.logprobs import Logprob  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
+from actors.engine.vllm.connector import BATCH, LEASE  # noqa: E402
+from actors.engine.vllm.connector.handle import fault  # noqa: E402
 from actors.engine.vllm.params import (  # noqa: E402
     BadParameter,
     child_params,
@@ -179,7 +181,10 @@ def test_a_parsed_piece_has_its_delta_and_no_text() -> None:
 
 
 def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
-    params = {"remote_engine_id": "e", "remote_block_ids": [[1, 2], [3]], "remote_port": 9}
+    params = {
+        "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "10.0.0.1", "remote_port": 9, "tp_size": 1,
+        "remote_block_ids": [[1, 2], [3]], "another": "field",
+    }  # fmt: skip
     stats = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
     finished = SimpleNamespace(kv_transfer_params=params, num_cached_tokens=128, metrics=stats)
     done = prefill_done(EngineTask("prefill", Prefill("r", [1] * 200, {}, 1.0)), finished, 30.0, 1000)
@@ -194,3 +199,42 @@ def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
     for bad in (b"", b"\xff", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"remote_engine_id": "e"})):
         with pytest.raises(ValueError, match="not a KV handle"):
             decode_handle(bad)
+
+
+GOOD: dict[str, Any] = {
+    "remote_engine_id": "e", "remote_request_id": "r", "remote_host": "10.0.0.1", "remote_port": 9, "tp_size": 1,
+    "remote_block_ids": [[1, 2]],
+    LEASE: {"slot": 1, "generation": 7, "tables": [[0, 0, 4096]], "node": "n", "sums": [[0, 0, [8, 2, 64, 1]]]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: None} for name in GOOD if name != LEASE),
+        {"remote_engine_id": ["e"]},
+        {"remote_port": 0},
+        {"remote_port": "9"},
+        {"tp_size": 0},
+        {"remote_block_ids": []},
+        {"remote_block_ids": [[-1]]},
+        {"remote_block_ids": [1, 2]},
+        {"remote_num_tokens": "many"},
+        {BATCH: 5},
+        {LEASE: "mine"},
+        {LEASE: {"slot": 1}},
+        {LEASE: {**GOOD[LEASE], "tables": 7}},
+        {LEASE: {**GOOD[LEASE], "sums": [[0, 0, [8, 2, 64, 0]]]}},
+    ],
+    ids=str,
+)
+def test_a_handle_with_a_field_that_would_end_the_core_is_refused(change: dict[str, Any]) -> None:
+    assert decode_handle(msgspec.msgpack.encode(GOOD)) == GOOD
+    assert fault({**GOOD, LEASE: None}) == ""
+    bad = {**GOOD, **change}
+    assert fault(bad)
+    with pytest.raises(ValueError, match="not a KV handle"):
+        decode_handle(msgspec.msgpack.encode(bad))
+    (name,) = change
+    lacking = {key: value for key, value in bad.items() if key != name}
+    assert bool(fault(lacking)) == (name in GOOD and name != LEASE)

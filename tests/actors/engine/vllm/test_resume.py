@@ -5,6 +5,7 @@ vLLM's processors of inputs and outputs, its tokenizer and its parsers are real;
 
 import asyncio
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 
 from actors.engine.leases import AttemptLeases  # noqa: E402
 from actors.engine.vllm.config import SCHEDULERS, VllmEngineConfig  # noqa: E402
+from actors.engine.vllm.connector import DUE, ENDS  # noqa: E402
 from actors.engine.vllm.resume import output_before, resumed_seed  # noqa: E402
 from actors.engine.vllm.runner import TaskRunner  # noqa: E402
 from actors.engine.vllm.tools import ToolParsing  # noqa: E402
@@ -28,8 +30,11 @@ from tests.actors.engine.vllm.small import MAX_MODEL_LEN, SmallModel  # noqa: E4
 
 PROMPT = list(range(1000, 1010))
 HANDLE = msgspec.msgpack.encode(
-    {"do_remote_prefill": True, "remote_engine_id": "p", "remote_block_ids": [[1]]}
-)
+    {
+        "do_remote_prefill": True, "remote_engine_id": "p", "remote_request_id": "r", "remote_host": "127.0.0.1",
+        "remote_port": 7, "tp_size": 1, "remote_block_ids": [[1]],
+    }
+)  # fmt: skip
 
 
 class Given:
@@ -393,6 +398,31 @@ async def test_the_kv_of_the_prompt_is_pulled_and_that_of_the_output_counted(mod
     rig.runner.cancel("r")
     await settle()
     assert rig.core.aborted == [rig.core.requests[-1].request_id]
+
+
+async def test_a_jump_of_the_wall_clock_does_not_change_when_kv_is_due(
+    model: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(model)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    begun_s = time.monotonic()
+    rig.runner.decode(Decode("r", PROMPT, {}, HANDLE, 60.0, kv_due_s=5.0))
+    rig.runner.decode(Decode("s", PROMPT, {}, HANDLE, 60.0))
+    await settle()
+    due_at_s, none = (
+        request.sampling_params.extra_args["kv_transfer_params"][DUE] for request in rig.core.requests
+    )
+    assert begun_s + 5.0 <= due_at_s <= time.monotonic() + 5.0
+    assert none is None
+
+
+async def test_a_read_ends_with_its_request(model: SmallModel) -> None:
+    rig = Rig(model)
+    begun_s = time.monotonic()
+    rig.runner.decode(Decode("r", PROMPT, {}, HANDLE, 3.0))
+    await settle()
+    ends_at_s = rig.core.requests[-1].sampling_params.extra_args["kv_transfer_params"][ENDS]
+    assert begun_s + 3.0 <= ends_at_s <= time.monotonic() + 3.0
 
 
 async def test_no_output_yet_is_a_request_from_its_start(model: SmallModel) -> None:

@@ -119,6 +119,61 @@ def test_an_order_that_is_lost_is_given_again() -> None:
     assert fleet.look(15.0) == [("d2", D)]
 
 
+UNWELL = {
+    "not ready": {"health": Health.DRAINING},
+    "quarantined": {"quarantine": Quarantine("failing", 0.0, 99.0)},
+    "forgotten by the router": None,
+}
+
+
+@pytest.mark.parametrize("why", UNWELL)
+def test_a_lent_engine_that_is_away_for_a_moment_has_not_come_home(why: str) -> None:
+    fleet = busy_prefill()
+    fleet.look(0.0)
+    assert fleet.look(2.0) == [("d1", P)]
+    well, engine, change = fleet.workers["d1"], fleet.engines["d1"], UNWELL[why]
+    fleet.scores["p0"] = 0.1
+    fleet.look(3.0)
+    if change is None:
+        del fleet.workers["d1"], fleet.engines["d1"], fleet.roles["d1"]
+    else:
+        fleet.workers["d1"] = replace(well, **change)
+    assert [fleet.look(t) for t in (4.0, 5.0)] == [[], []]
+    fleet.workers["d1"], fleet.engines["d1"], fleet.roles["d1"] = well, engine, P
+    # its loan ends at 12, as if nothing had been
+    assert [fleet.look(t) for t in (6.0, 11.0)] == [[], []]
+    assert fleet.look(12.0) == [("d1", D)]
+    assert fleet.look(13.0) == []
+    # and it rests from then on
+    fleet.scores["p0"] = 0.8
+    fleet.scores["d2"] = 0.6
+    assert [fleet.look(float(t)) for t in range(14, 23)] == [[]] * 9
+    assert fleet.look(23.0) == [("d1", P)]
+
+
+def test_an_engine_that_cannot_be_ordered_is_called_home_when_it_can() -> None:
+    fleet = busy_prefill()
+    fleet.look(0.0)
+    assert fleet.look(2.0) == [("d1", P)]
+    well = fleet.workers["d1"]
+    fleet.scores["p0"] = 0.1
+    fleet.workers["d1"] = replace(well, health=Health.STALLED)
+    assert [fleet.look(float(t)) for t in range(3, 20)] == [[]] * 17
+    fleet.workers["d1"] = well
+    assert fleet.look(20.0) == [("d1", D)]
+
+
+def test_an_engine_that_never_comes_again_is_forgotten() -> None:
+    fleet = busy_prefill()
+    fleet.look(0.0)
+    assert fleet.look(2.0) == [("d1", P)]
+    del fleet.workers["d1"], fleet.engines["d1"], fleet.roles["d1"]
+    fleet.scores["p0"] = 0.1
+    for t in range(3, 23):
+        fleet.look(float(t))
+    assert not fleet.switcher._away and not fleet.switcher._until_s
+
+
 def test_a_new_router_calls_lent_engines_home() -> None:
     fleet = busy_prefill()
     fleet.roles["d1"] = P

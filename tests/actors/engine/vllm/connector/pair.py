@@ -9,7 +9,7 @@ import numpy as np
 from nixl import _api as nixl
 
 from actors.engine.vllm.connector.chunked_read import ChunkedRead, FlowTerms, Lease, ReadTerms
-from actors.engine.vllm.connector.integrity import SumsTable
+from actors.engine.vllm.connector.integrity import SAMPLE, SumsTable
 from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
 from actors.engine.vllm.connector.read_check import ReadChecks
 from actors.engine.vllm.connector.transfer import CPU_DELAY_US, LOCAL, TransferAgent, tuned_agents
@@ -55,6 +55,7 @@ class Pair:
         self.kept.append(self.borrower.register_memory(self.region(self.copy), "DRAM"))
         self.theirs, self.mine = self.blocks(self.data), self.blocks(self.copy)
         self.sums = SumsTable(self.lender, ["UCX"], self.theirs, share=1)
+        self.sampled = SumsTable(self.lender, ["UCX"], self.theirs, share=SAMPLE)
         self.source = Source(self.borrower.add_remote_agent(self.lender.get_agent_metadata()), (0, 0))
         described = self.borrower.get_xfer_descs(self.mine, "DRAM")
         self.local = self.borrower.prep_xfer_dlist(LOCAL, described)
@@ -70,15 +71,15 @@ class Pair:
         rows = [(array.ctypes.data + i * self.block_bytes, self.block_bytes, 0) for i in range(DESCRIPTORS)]
         return np.array(rows, dtype=np.uint64)
 
-    def lend(self, request_id: str, slot: int = 3, sums: bool = False) -> Lease:
-        """Opens a lease, with the checksums of all blocks if `sums`."""
+    def lend(self, request_id: str, slot: int = 3, sums: SumsTable | None = None) -> Lease:
+        """Opens a lease on all blocks, with the checksums of this table of the lender."""
         self.generation += 1
         generation = self.generation
         self.table.open(request_id, slot, generation)
-        if sums:
+        if sums is not None:
             indices = np.arange(DESCRIPTORS)
-            self.sums.lend(indices, generation, lambda: self.table.summed(request_id, generation))
-        at = self.sums.at if sums else None
+            sums.lend(indices, generation, lambda: self.table.summed(request_id, generation))
+        at = None if sums is None else sums.at
         return Lease(table=self.table.address, slot=slot, generation=generation, sums=at)
 
     def read(

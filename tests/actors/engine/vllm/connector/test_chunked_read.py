@@ -102,6 +102,7 @@ def test_an_abort_in_mid_chunk_waits_for_it_and_posts_nothing_more(pair: Pair) -
     read = pair.read("aborted")
     read.divide(read.bytes / 4)
     read.post(0, 1, time.monotonic())
+    read.submitted_s = time.monotonic()
     read.abort()
     assert not read.over
     assert read.post(1, 1, time.monotonic()) is None
@@ -114,6 +115,18 @@ def test_an_abort_in_mid_chunk_waits_for_it_and_posts_nothing_more(pair: Pair) -
     quarter = np.arange(DESCRIPTORS // 4)
     assert pair.same(quarter)
     assert not pair.copy.reshape(DESCRIPTORS, -1)[DESCRIPTORS // 4 :].any()
+
+
+def test_a_read_that_was_never_submitted_can_be_released(pair: Pair) -> None:
+    """vLLM releases what it has made when the rest of a request's read cannot be made."""
+    read = pair.read("unsubmitted")
+    assert read.held_s(time.monotonic()) == 0.0
+    pair.borrower.release_xfer_handle(read)
+    read = pair.read("submitted")
+    pair.borrower.submit = lambda given: setattr(given, "submitted_s", time.monotonic())
+    pair.borrower.transfer(read)
+    with pytest.raises(RuntimeError, match="still to come"):
+        pair.borrower.release_xfer_handle(read)
 
 
 def test_busy_seconds_leave_holds_out_and_count_overlaps_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 nixl = pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from actors.engine.vllm.connector.transfer import TransferAgent, tuned_agents  # noqa: E402
+from actors.engine.vllm.connector.transfer import LOCAL, TransferAgent, tuned_agents  # noqa: E402
 from tests.actors.engine.vllm.connector.pair import DESCRIPTORS, Pair, until  # noqa: E402
 
 
@@ -73,6 +73,15 @@ def test_a_read_of_nobody_keeps_its_message(pair: Pair) -> None:
 def test_a_list_whose_lengths_are_hidden_is_refused() -> None:
     with pytest.raises(TypeError, match="get_xfer_descs"):
         TransferAgent(SimpleNamespace()).prep_xfer_dlist("NIXL_INIT_AGENT", object())
+
+
+def test_a_prepared_list_is_not_kept(pair: Pair) -> None:
+    """vLLM describes a whole pool, of which only addresses and lengths are needed later."""
+    described = [(int(address), int(length), 0) for address, length, _ in pair.mine[:8]]
+    before = sys.getrefcount(described)
+    handle = pair.borrower.prep_xfer_dlist(LOCAL, pair.borrower.get_xfer_descs(described, "DRAM"))
+    assert sys.getrefcount(described) == before
+    pair.borrower.release_dlist_handle(handle)
 
 
 def test_agents_get_the_delay_and_nixl_is_left_as_it_was() -> None:

@@ -45,6 +45,9 @@ def test_vllm_reads_by_chunks_and_sees_leases_that_have_ended(integrity: str) ->
     assert result["same"] is True
     assert (result["stale"]["failed"], result["stale"]["corrupt"]) == (True, False)
     assert result["gone"] is True
+    # A handle that does not fit fails its own request, not the worker.
+    assert result["odd"] == {"no table": True, "no number": True, "no group": True, "no such block": True}
+    assert (result["right"]["failed"], result["right_same"]) == (False, True)
 
 
 @pytest.mark.timeout(400)
@@ -53,6 +56,9 @@ def test_a_changed_block_fails_the_read_and_the_next_one_is_right() -> None:
     assert (result["flip"]["failed"], result["flip"]["corrupt"]) == (True, True)
     assert (result["right"]["failed"], result["right"]["corrupt"]) == (False, False)
     assert result["same"] is True
+    # The engine hears of the failure, by which the prompt is prefilled again, and counts it.
+    assert result["counted"] == [1, 1, 1]
+    assert result["heard"] == [["flip", False], ["right", True]]
 
 
 @pytest.mark.timeout(400)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-# A temporary socket finds a free port for the side channel; only `p` listens on one.
-with socket.create_server(("127.0.0.1", 0)) as free:
+# Temporary sockets find free ports for the side channel, on which only `p` listens, and for torch.
+with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free.getsockname()[1])
+    STORE = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
 import torch
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
@@ -27,6 +28,7 @@ from actors.engine.vllm.connector import LEASE, TRANSFERS
 from actors.engine.vllm.connector.messages import SluiceMetadata
 from actors.engine.vllm.connector.scheduler import SluiceScheduler
 from actors.engine.vllm.connector.worker import SluiceWorker
+from actors.engine.vllm.stats import Ledger, Transfer
 from app.models import resolve
 
 PATIENCE_S = 60.0
@@ -60,7 +62,7 @@ class Side:
         self.config = vllm_config(engine_id, role, options)
         with set_current_vllm_config(self.config):
             if not torch.distributed.is_initialized():
-                init_distributed_environment(1, 0, "tcp://127.0.0.1:29871", 0, "gloo")
+                init_distributed_environment(1, 0, STORE, 0, "gloo")
                 ensure_model_parallel_initialized(1, 1)
             self.worker = SluiceWorker(self.config, engine_id, self.cache_config)
             fill = torch.randn if role == "prefill" else torch.zeros
@@ -104,18 +106,34 @@ class Pair:
 
     def read(self, request_id: str, handle: dict[str, Any], blocks: list[int]) -> None:
         """Begins to read what the handle names into these blocks."""
-        metadata = SluiceMetadata()
-        metadata.add_new_req_to_recv(request_id, (blocks,), handle, awaiting_kvs=True)
-        metadata.leases[request_id] = handle[LEASE]
-        metadata.flows[request_id] = {"source": "there", "due_s": 30.0}
-        self.d.step(metadata)
+        self.read_all({request_id: (handle, blocks)})
 
-    def ended(self, request_id: str, aborted: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Steps both engines until the reader reports the request and the lender has its blocks back."""
+    def read_all(self, reads: dict[str, tuple[dict[str, Any], list[int]]]) -> Any:
+        """Begins several reads in one step, and returns its results."""
+        metadata = SluiceMetadata()
+        for request_id, (handle, blocks) in reads.items():
+            metadata.add_new_req_to_recv(request_id, (blocks,), handle, awaiting_kvs=True)
+            metadata.leases[request_id] = handle[LEASE]
+            metadata.flows[request_id] = {"source": "there", "due_s": 30.0}
+        return self.d.step(metadata)
+
+    def look(self, into: dict[str, bool]) -> None:
+        """Steps the reader, and puts `into` a dictionary whether the requests that it reports have failed."""
+        results = self.d.step()
+        into.update((name, name in results.failed_recving) for name in results.finished_recving)
+
+    def ended(
+        self, request_id: str, aborted: tuple[str, ...] = (), into: dict[str, bool] | None = None
+    ) -> dict[str, Any]:
+        """Steps both engines until the reader reports the request and the lender has its blocks back. Whether others
+        failed that the reader reports meanwhile goes `into` a dictionary.
+        """
         seen: dict[str, Any] = {}
 
         def over() -> bool:
             results = self.d.step(aborted=aborted)
+            if into is not None:
+                into.update((other, other in results.failed_recving) for other in results.finished_recving)
             if request_id in results.finished_recving:
                 seen["failed"] = request_id in results.failed_recving
                 for entry in self.d.worker.xfer_stats.data[TRANSFERS]:
@@ -146,7 +164,9 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def plain(pair: Pair) -> dict[str, Any]:
-    """A read in a wild order of blocks; one whose lease has ended; one that is aborted."""
+    """A read in a wild order of blocks; one whose lease has ended; one that is aborted; some whose handles do not fit,
+    in one step with one that is right.
+    """
     theirs, mine = [7, 3, 4, 20, 19], [10, 9, 30, 31, 2]
     pair.read("r", pair.lend("r", theirs), mine)
     seen = {"read": pair.ended("r"), "same": pair.same(theirs, mine)}
@@ -156,6 +176,20 @@ def plain(pair: Pair) -> dict[str, Any]:
     seen["stale"] = pair.ended("stale")
     pair.read("gone", pair.lend("gone", [5, 6]), [14, 15])
     seen["gone"] = pair.ended("gone", aborted=("gone",))["given_back"]
+    right = pair.lend("right", [5, 6])
+    odd = {
+        "no table": {**right, LEASE: {**right[LEASE], "tables": []}},
+        "no number": {**right, LEASE: {**right[LEASE], "generation": "x"}},
+        "no group": {**right, "remote_block_ids": ()},
+        "no such block": {**right, "remote_block_ids": ([5, 10 * BLOCKS],)},
+    }
+    reads = {name: (handle, [2 * n + 16, 2 * n + 17]) for n, (name, handle) in enumerate(odd.items())}
+    first = pair.read_all({**reads, "right": (right, [12, 13])})
+    ends = {name: name in first.failed_recving for name in first.finished_recving}
+    seen["right"] = pair.ended("right", into=ends)
+    until(lambda: ends.keys() >= odd.keys() or pair.look(ends))
+    seen["odd"] = {name: ends[name] for name in odd}
+    seen["right_same"] = pair.same([5, 6], [12, 13])
     return seen
 
 
@@ -168,7 +202,14 @@ def corrupt(pair: Pair) -> dict[str, Any]:
     pair.read("flip", handle, [12, 13])
     seen = {"flip": pair.ended("flip")}
     pair.read("right", pair.lend("right", [5, 6]), [12, 13])
-    return seen | {"right": pair.ended("right"), "same": pair.same([5, 6], [12, 13])}
+    seen |= {"right": pair.ended("right"), "same": pair.same([5, 6], [12, 13])}
+    heard: list[Transfer] = []
+    ledger = Ledger(heard.append, lambda request_id: None)
+    ledger.connector(pair.d.worker.xfer_stats.data)
+    totals = ledger.totals
+    seen["counted"] = (totals.transfers, totals.transfer_failures, totals.transfer_mismatches)
+    seen["heard"] = [(transfer.request_id, transfer.ok) for transfer in heard]
+    return seen
 
 
 def by_permit(pair: Pair) -> dict[str, Any]:

@@ -1,0 +1,262 @@
+"""The fleet as a scaling policy sees it, once a second: windows of each request class, every engine, and an engine's
+capacity.
+
+The ingresses say how each request went (`Closed.ended`), the engines their role, duty, counts and the totals of their
+steps, to which a timing profile is fitted.
+
+No report is not zero load. A connection that is silent ends within seconds, so while all ingresses stay connected, a
+window without requests means that there were none. When an ingress comes or goes, some requests were decided without
+this router, and the windows begin anew. They are cut at multiples of their length on the router's clock, which is Unix
+time, so their numbers go on where those of an earlier router ended.
+"""
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from actors.router.clock import clock_s
+from actors.router.engines import Engines
+from actors.router.workers import place_of, workers_of
+from actors.wire.messages import EngineInfo, FleetObserved, Status
+from policies.dispatch.dispatcher import Dispatcher
+from policies.engine_model.timing import CPU_SMOLLM2
+from policies.journal.codec import dumps, encoder
+from policies.request.ended import RequestEnd
+from policies.request.stage import Outcome as AttemptOutcome
+from policies.routing.base import Needs
+from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.scaling.observation import Capability, Duty, EngineView, Leads, Observation, Observer, Outcome
+from policies.scaling.timing_fit import Fit, Totals
+from policies.state.reducer import role_of
+from policies.state.standby import Abilities
+from policies.state.views import Request, RequestId
+
+_ENCODE = encoder(Observation)
+
+_OUTCOMES: dict[AttemptOutcome, Outcome] = {
+    "finished": Outcome.SERVED,
+    "rejected": Outcome.REFUSED,
+    "expired": Outcome.EXPIRED,
+    "failed": Outcome.FAILED,
+}
+"""The outcome of a request for its class; one whose client left counts as neither met nor missed."""
+
+PRIOR = CPU_SMOLLM2
+"""The profile of engines that have done nothing yet. ASSUMPTION: a plan must not depend on it
+(`FleetObserved.fitted_rows`)."""
+
+HANDOVER_S = 6.0
+"""Seconds for which an ingress may go on to decide by itself after it has connected (5 s in
+`app.ingress.connections`)."""
+
+
+class Kind(NamedTuple):
+    """Engines that are equally fast: of one kind and one compatibility group, with equal slots and KV."""
+
+    kind: str
+    group: str
+    slots: int
+    kv_tokens: int
+
+
+class FleetObserver:
+    """Watches one router's fleet; `observed` returns the present observation as a message."""
+
+    def __init__(self, dispatcher: Dispatcher, engines: Engines) -> None:
+        self._dispatcher, self._engines = dispatcher, engines
+        self._weights = LoadWeights()
+        self._observer = Observer()
+        self._ingresses: int | None = None
+        """The version of the set of ingresses from which the windows are counted."""
+        self._from_s = math.inf
+        """When the first window begins that will be whole."""
+        self._fits: dict[Kind, Fit] = {}
+        self._totals: dict[str, Totals] = {}
+        self._last_kind: Kind | None = None
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def arrived(self, request: Request, with_hits: bool) -> None:
+        """Counts a request that came. `with_hits`: look up how much of its prompt is cached, if policies use that."""
+        hits, terms = 0, request.terms
+        if clock_s() < self._from_s:
+            return
+        if with_hits and Needs.HITS in self._dispatcher.needs:
+            hits = max(self._dispatcher.state.hits.tokens(request).values(), default=0)
+        predicted = request.predicted_tokens
+        self._observer.arrived(
+            terms.request_class,
+            clock_s(),
+            request.prompt_tokens,
+            min(hits, request.prompt_tokens),
+            0.0 if predicted is None else predicted * request.slots,
+            terms.ttft_slo_s,
+            terms.tpot_slo_s,
+        )
+
+    def ended(self, attempt_id: RequestId, end: RequestEnd) -> None:
+        """Counts a request that has ended with this attempt."""
+        outcome, now_s = _OUTCOMES.get(end.outcome), clock_s()
+        if outcome is None or now_s < self._from_s:
+            return
+        worker = self._dispatcher.state.decode_worker(attempt_id)
+        since_s = None if worker is None else self._engines.duty_since_s(place_of(worker)[0])
+        self._observer.closed(
+            end.request_class,
+            now_s,
+            outcome,
+            end.ttft_s,
+            end.tpot_s,
+            end.output_tokens,
+            *(() if since_s is None else (now_s - since_s,)),
+        )
+
+    # ------------------------------------------------------------------------------------------------------ engines
+
+    def observed(self, ingresses: int, version: int, leads: Leads | None = None) -> FleetObserved:
+        """Returns the observation now. `ingresses` are connected, and `version` is that of their set. `leads` are
+        learned, except that of a start, which the autoscaler knows.
+        """
+        now_s, state = clock_s(), self._dispatcher.state
+        if version != self._ingresses:
+            self._ingresses, self._observer = version, Observer()
+            length_s = self._observer.length_s
+            self._from_s = math.ceil((now_s + HANDOVER_S) / length_s) * length_s
+        if ingresses and now_s >= self._from_s:
+            self._observer.heard(now_s)
+        infos = self._engines.infos()
+        statuses = {status.engine_id: status for status in self._engines.statuses()}
+        self._fit(infos, statuses)
+        capability, fit = self._capability(infos)
+        queued_s = self._dispatcher.oldest_queued_s
+        pooled_s = min((entry.entered_s for entry in state.waiting()), default=None)
+        assert _ENCODE is not None
+        seen = self._observer.freeze(
+            now_s,
+            self._views(infos, statuses, now_s),
+            capability,
+            leads,
+            queued=self._dispatcher.queue_size,
+            pooled=state.pool_size,
+            oldest_queued_s=0.0 if queued_s is None else now_s - queued_s,
+            oldest_pooled_s=0.0 if pooled_s is None else now_s - pooled_s,
+        )
+        observation = dumps(_ENCODE(seen)).encode("ascii")
+        starts = {info.id: info.started for info in infos if info.started is not None}
+        return FleetObserved(observation, fit.rows, fit.matrix, fit.vector, abilities_of(infos), starts)
+
+    def _views(
+        self, infos: list[EngineInfo], statuses: dict[str, Status], now_s: float
+    ) -> tuple[EngineView, ...]:
+        """Returns the engines that serve or could; one that is dead or stands still does neither."""
+        distances, views = self._distances(infos), []
+        for info in infos:
+            duty, status = _duty(info), statuses.get(info.id)
+            if duty is None:
+                continue
+            since_s = self._engines.duty_since_s(info.id)
+            views.append(
+                EngineView(
+                    info.id,
+                    role_of(info.role),
+                    duty,
+                    now_s if since_s is None else since_s,
+                    status.running if status else 0,
+                    status.waiting if status else 0,
+                    status.kv_usage if status else 0.0,
+                    self._score(info),
+                    distances.get(info.id, 0.0),
+                )
+            )
+        return tuple(views)
+
+    def _score(self, info: EngineInfo) -> float:
+        """Returns FlowKV's load score of an engine, the mean over its ranks; 0 where none is known."""
+        workers = [self._dispatcher.state.worker(worker) for worker in workers_of(info)]
+        scores = [load_score(worker, self._weights)[0] for worker in workers if worker is not None]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    def _distances(self, infos: list[EngineInfo]) -> dict[str, float]:
+        """Returns the mean tier of the network from each engine's node to the active engines of its group, which have
+        the KV that it would pull, or pull its own. Without an oracle, or without such peers, all are equally near.
+        """
+        oracle = self._dispatcher.state.snapshot(clock_s(), ()).oracle
+        if oracle is None:
+            return {}
+        # per node, because the cost of engine by engine grows with the square of the fleet
+        peers: dict[str, Counter[str]] = {}
+        for info in infos:
+            if info.state == "ready" and info.duty == "active":
+                peers.setdefault(info.group, Counter())[info.node] += 1
+        known: dict[tuple[str, str], float] = {}
+        for info in infos:
+            if (info.group, info.node) in known or info.group not in peers:
+                continue
+            tiers = [
+                (oracle.tier(node, node, info.node, info.node), n) for node, n in peers[info.group].items()
+            ]
+            far = sum((tier or 0) * n for tier, n in tiers)
+            known[info.group, info.node] = far / sum(n for _, n in tiers)
+        return {info.id: known.get((info.group, info.node), 0.0) for info in infos}
+
+    # ----------------------------------------------------------------------------------------------------- capacity
+
+    def _fit(self, infos: list[EngineInfo], statuses: dict[str, Status]) -> None:
+        """Adds what each engine has done since the last call to the fit of its kind."""
+        before, self._totals = self._totals, {}
+        for info in infos:
+            after = _totals(statuses.get(info.id))
+            if after is None or not all(map(math.isfinite, (after.busy_s, *after.work()))):
+                # an engine that does not count its steps, or counts nonsense, is fitted to nothing
+                continue
+            self._totals[info.id] = after
+            if info.id in before:
+                kind = _kind(info)
+                self._fits[kind] = self._fits.get(kind, Fit(PRIOR)).added(before[info.id], after)
+
+    def _capability(self, infos: list[EngineInfo]) -> tuple[Capability, Fit]:
+        """Returns the capability of the commonest kind of engine with the guessed profile, and the fit from which its
+        own profile follows. That is for the autoscaler to compute, because this loop has no milliseconds for it. While
+        there is no engine, both are those of the last kind.
+        """
+        kinds = Counter(_kind(info) for info in infos)
+        if kinds:
+            self._last_kind = max(kinds, key=lambda kind: (kinds[kind], kind))
+        kind = self._last_kind
+        if kind is None:
+            return Capability(PRIOR), Fit(PRIOR)
+        return Capability(PRIOR, kind.slots, kind.kv_tokens), self._fits.get(kind, Fit(PRIOR))
+
+
+def abilities_of(infos: list[EngineInfo]) -> Abilities | None:
+    """Returns what these engines can do together; None unless one of them decodes."""
+    decoders = [info for info in infos if info.role != "prefill"]
+    if not decoders:
+        return None
+    features = {feature for info in decoders for feature in info.features}
+    return Abilities(min(info.max_model_len for info in infos), tuple(sorted(features)))
+
+
+def _kind(info: EngineInfo) -> Kind:
+    return Kind(info.kind, info.group, info.slots, info.kv_blocks * info.block_size_tokens)
+
+
+def _duty(info: EngineInfo) -> Duty | None:
+    """Returns an engine's part in the fleet; None for one that can play none."""
+    if info.state in ("ready", "quarantined"):
+        return Duty(info.duty)
+    return {"starting": Duty.STARTING, "draining": Duty.DRAINING}.get(info.state)
+
+
+def _totals(status: Status | None) -> Totals | None:
+    """Returns the sums over an engine's steps; None where the engine does not count them."""
+    names = (
+        "step_s",
+        "prefill_steps",
+        "prefill_step_tokens",
+        "decode_steps",
+        "decode_step_seqs",
+        "decode_step_kv_tokens",
+    )
+    told = {} if status is None else status.totals
+    return Totals(*(told[name] for name in names)) if all(name in told for name in names) else None

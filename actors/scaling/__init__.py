@@ -1,0 +1,11 @@
+"""The autoscaler: it carries a scaling policy's plans out on a running fleet.
+
+    fleet        groups, and the replicas that Ray Serve has, joined with what the router observes
+    orders       from a plan to orders to single engines, and counts of replicas
+    control      the level-triggered controller: policy or administrator, and who else has set a count
+    asked        an administrator's questions and orders
+    journal      observations and plans on disk
+    server       the connection to the router, and the loop
+
+`fleet`, `orders`, `control` and `asked` are pure: they do no I/O and read no clock.
+"""

@@ -1,0 +1,483 @@
+"""The controller of an autoscaler: from what is observed to orders, again at every observation.
+
+The policy decides on every observation, also while an administrator's counts rule: so it goes on learning, and its plan
+can be shown. Counts rule from `scale` until `release`. A number of replicas that neither this controller nor a deploy
+of the configuration has set was set by somebody else: it rules like an administrator's, and is said. While a deploy
+runs, a number that is not the configuration's is not judged and not changed: the deploy may set numbers at any time
+until Serve says that it is over.
+
+Orders wait (`held`) while there is nothing to decide on: while the first replicas start, before the policy knows what
+an engine carries, and after any error of the policy (`fault`). The plan before stays in force then; only the moves to
+it are made anew. Before the first plan as many engines of each group serve as the configuration's `replicas` say, also
+where Serve has replaced the replicas that began to serve. Nothing here does I/O; `memory` is what a later controller
+needs to go on.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from actors.scaling.fleet import Fleet, Group, completed, group_of, not_started
+from actors.scaling.orders import Order, Orders, moves_to, orders
+from policies.journal.codec import dumps, loads
+from policies.scaling.base import Counts, Plan, ScalingPolicy, Step, Way
+from policies.scaling.journal import ScalingJournalError, header_line, opened
+from policies.scaling.memory import carried_over
+from policies.scaling.moves import moves
+from policies.scaling.observation import Duty, Observation
+from policies.scaling.sleep import NEEDS_CAPACITY, UNFITTED, MaySleep, PhaseSince, phase_after
+from policies.scaling.starts import LeadTimes, StartSteps
+from policies.state.standby import Abilities, Phase, Standby
+from policies.state.views import Role
+
+START_HOLD_S = 120.0
+"""Longest wait for the first replicas. ASSUMPTION: longer than engines of equal kind start apart."""
+LOST_S = 60.0
+"""Age from which a replica that Serve calls running, and whose engine the router does not know, may be given up.
+ASSUMPTION: longer than engines take to find a new router."""
+
+
+MEMORY = 2
+"""Number of the form of a controller's memory."""
+
+
+class BadScale(ValueError):
+    """An administrator's order cannot be carried out; the message says what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """Numbers of serving replicas by group that rule instead of the policy, and who set them."""
+
+    counts: Mapping[str, int]
+    by: str = "an administrator"
+
+
+class Decision(NamedTuple):
+    """One step: what was seen, the plan (None before the first) with its reasons, why the policy's orders wait, and the
+    orders. `step` is the policy's own decision for the journal, and `before` its state before that step. If the policy
+    has failed instead, `fault` says how.
+    """
+
+    seen: Observation
+    plan: Plan | None
+    reasons: tuple[str, ...]
+    held: str | None
+    orders: Orders
+    step: Step | None = None
+    before: Any = None
+    fault: "Fault | None" = None
+
+
+class Fault(NamedTuple):
+    """An error of the policy: the exception, and whether it was raised by the step or by a plan that no orders can
+    carry out.
+    """
+
+    error: Exception
+    by_step: bool
+
+    @property
+    def words(self) -> str:
+        """The fault as a sentence for an operator."""
+        if not self.by_step:
+            return f"the policy's plan cannot be carried out: {self.error!r}"
+        if isinstance(self.error, ValueError):
+            return f"the policy refuses this observation: {self.error}"
+        return f"the policy failed: {self.error!r}"
+
+
+class _Tried(NamedTuple):
+    """A step of the policy with its orders, its state before, and why there is no step."""
+
+    step: Step | None = None
+    orders: Orders = Orders()
+    before: Any = None
+    held: str | None = None
+    fault: Fault | None = None
+
+
+class Controller:
+    """Decides for one application. `memory` is that of the controller before, if there was one. Each part of it stands
+    as long as what it depends on: learned states as `policies.scaling.memory` says, an administrator's counts as long
+    as their groups.
+    """
+
+    def __init__(
+        self,
+        policy: ScalingPolicy,
+        groups: Mapping[str, Group],
+        version: str = "",
+        memory: str | None = None,
+    ) -> None:
+        self.policy, self.groups, self._version = policy, groups, version
+        self.manual: Manual | None = None
+        self.last: Decision | None = None
+        self.fleet: Fleet | None = None
+        self._state: Any = None
+        self._plan: Plan | None = None
+        self._set: dict[str, int] | None = None
+        self._tried: dict[str, int] = {}
+        self._deployed_s: float | None = None
+        self._first_s: float | None = None
+        self._said: tuple[str, ...] = ()
+        self._unknown_since_s: dict[str, float] = {}
+        """The running replicas' engines that the router does not know, and since when."""
+        self._unjudged: frozenset[str] = frozenset()
+        """The groups whose number was changed during a deploy, to one that is not the configuration's."""
+        self._opening: tuple[str, ...] = ()
+        """Notes with which those of the first decision begin."""
+        self._leads = LeadTimes()
+        self._remembers = False
+        self.phase = PhaseSince()
+        self.abilities: Abilities | None = None
+        """The abilities of the engines that were there last; None before the first one that decodes."""
+        self._not_started = ""
+        self._known: list[str] = []
+        """The ids of the replicas that the memory knows."""
+        self._states: dict[str, str] = {}
+        """The memory's states of policies by name, as header lines of a journal."""
+        if memory is not None:
+            self._remember(memory)
+
+    # --------------------------------------------------------------------------------------------------- decisions
+
+    def decide(
+        self,
+        seen: Observation,
+        fitted_rows: int,
+        fleet: Fleet,
+        abilities: Abilities | None = None,
+        starts: Mapping[str, StartSteps] | None = None,
+    ) -> Decision:
+        """Returns the decision on an observation of engines with these abilities. Its numbers of replicas are `trying`
+        before they are set, and `done` after. `starts` are those of engines that were measured, by the engine's id.
+        """
+        self.fleet = fleet
+        self.abilities = abilities or self.abilities
+        for engine, steps in (starts or {}).items():
+            self._leads.started(engine, steps)
+        seen = replace(seen, leads=self._leads.leads(seen.leads))
+        seen = replace(completed(seen, fleet, self.groups), fitted=bool(fitted_rows))
+        self._said, self._opening = (*self._opening, *self._others(fleet)), ()
+        lost = self._lost(seen, fleet)
+        tried = self._step(seen, fitted_rows, fleet, lost)
+        if tried.step is not None:
+            self._state, self._plan = tried.step.state, tried.step.plan
+        if self.manual is not None:
+            made = self._manual_decision(seen, fleet, self.manual)
+        elif self._plan is None:
+            made = Decision(seen, None, (), tried.held, self._first_serve(seen))
+        elif tried.step is not None:
+            made = Decision(seen, tried.step.plan, tried.step.reasons, None, tried.orders)
+        else:
+            plan = replace(self._plan, moves=moves(seen, self._plan.serving, self._plan.warm))
+            made = Decision(seen, plan, (), tried.held, orders(plan, seen, fleet, self.groups, lost=lost))
+        self._look_after_phase(seen, fleet)
+        self.last = made._replace(
+            held=tried.held,
+            step=tried.step,
+            before=tried.before,
+            fault=tried.fault,
+            orders=made.orders._replace(
+                notes=(*self._said, *made.orders.notes),
+                targets=tuple(target for target in made.orders.targets if target[0] not in self._unjudged),
+            ),
+        )
+        return self.last
+
+    @property
+    def start_steps(self) -> StartSteps | None:
+        """The learned quantile of each step of a start; None before the first one was measured."""
+        return self._leads.steps()
+
+    def _step(self, seen: Observation, fitted_rows: int, fleet: Fleet, lost: frozenset[str]) -> _Tried:
+        """Has the policy decide. Whatever error it makes, serving and an administrator's orders go on."""
+        if self._first_s is None:
+            self._first_s = seen.now_s
+        starting = len(seen.with_duty(Duty.STARTING))
+        if self._state is None and starting and seen.now_s - self._first_s < START_HOLD_S:
+            return _Tried(held=f"{starting} of the first replicas have not started yet")
+        may_sleep = isinstance(self.policy, MaySleep)
+        if self.policy.name in NEEDS_CAPACITY and not fitted_rows and not may_sleep:
+            return _Tried(held=UNFITTED)
+        before, step = self._state, None
+        try:
+            before = self.policy.initial() if before is None else before
+            step = self.policy.step(seen, before)
+            return _Tried(step, orders(step.plan, seen, fleet, self.groups, lost=lost), before)
+        except Exception as error:
+            # a bug, or a report that makes no sense, such as NaN
+            fault = Fault(error, by_step=step is None)
+            return _Tried(before=before, held=fault.words, fault=fault)
+
+    def _lost(self, seen: Observation, fleet: Fleet) -> frozenset[str]:
+        """Returns the engines of running replicas that the router has not known for LOST_S."""
+        unknown = {
+            engine.engine
+            for engine in seen.with_duty(Duty.STARTING)
+            if (replica := fleet.replica(engine.engine)) is not None and replica.running
+        }
+        self._unknown_since_s = {e: self._unknown_since_s.get(e, seen.now_s) for e in unknown}
+        return frozenset(e for e, since_s in self._unknown_since_s.items() if seen.now_s - since_s >= LOST_S)
+
+    def _first_serve(self, seen: Observation) -> Orders:
+        """Returns the orders to activate warm engines until each group has its `first` active ones."""
+        to_first = moves_to({name: group.first for name, group in self.groups.items()}, seen, self.groups)
+        return Orders(
+            tuple(Order(move.engine, move.role, Duty.ACTIVE) for move in to_first if move.way is Way.ACTIVATE)
+        )
+
+    # ------------------------------------------------------------------------------------------------------- sleep
+
+    def _look_after_phase(self, seen: Observation, fleet: Fleet) -> None:
+        """Notes the fleet's phase. While somebody's numbers rule, the policy's sleep does not."""
+        if not isinstance(self.policy, MaySleep):
+            return
+        asleep = self.manual is None and self._state is not None and self._state.asleep
+        self.phase = phase_after(self.phase, seen, asleep, self.policy.sleep.wake_limit_s)
+        if self.phase.phase is Phase.FAILED:
+            self._not_started = not_started(fleet)
+
+    @property
+    def standby(self) -> Standby:
+        """The phase of the fleet, for the router and all who wait for an engine."""
+        if not isinstance(self.policy, MaySleep):
+            return Standby()
+        roles = tuple(role for role in Role if self.policy.limits.least.of(role))
+        phase, limit_s = self.phase.phase, self.policy.sleep.wake_limit_s
+        return Standby(phase, roles, limit_s, self._not_started if phase is Phase.FAILED else "")
+
+    def _manual_decision(self, seen: Observation, fleet: Fleet, manual: Manual) -> Decision:
+        by_role = dict.fromkeys(Role, 0)
+        for name, number in manual.counts.items():
+            by_role[self.groups[name].role] += number
+        wanted = Counts(by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.COLOCATED])
+        fixed = self._replicas(manual.counts)
+        plan = Plan(wanted, sum(fixed.values()) - wanted.total, moves_to(manual.counts, seen, self.groups))
+        reasons = (
+            f"{manual.by} set {shown(manual.counts)}; `sluice scale auto` gives it back to the policy",
+        )
+        return Decision(seen, plan, reasons, None, orders(plan, seen, fleet, self.groups, fixed))
+
+    # ------------------------------------------------------------------------------------------- what others have set
+
+    def _others(self, fleet: Fleet) -> tuple[str, ...]:
+        """Adopts numbers of replicas that somebody else has set since, and returns what is to be said of them."""
+        now = {name: deployed.target for name, deployed in fleet.groups.items()}
+        known, self._set = self._set, dict(now)
+        deployed_since = self._deployed_s is not None and fleet.deployed_s != self._deployed_s
+        self._deployed_s = fleet.deployed_s
+        self._unjudged = frozenset()
+        if known is None:
+            return ()
+        remembers, self._remembers = self._remembers, False
+        if remembers and deployed_since and not set(self._known) & set(_replica_ids(fleet)):
+            # it was deleted in between; a deploy of a changed configuration leaves replicas, at least stopping ones
+            self.manual, self._state, self._states, self._tried = None, None, {}, {}
+            return ("the application was deployed anew: what ruled before is forgotten",)
+        changed = {
+            name: n for name, n in now.items() if n != known.get(name, n) and n != self._tried.get(name)
+        }
+        for name in [name for name, n in self._tried.items() if now.get(name) == n]:
+            del self._tried[name]
+        said: tuple[str, ...] = ()
+        if deployed_since or fleet.deploying:
+            by_deploy = {name: n for name, n in changed.items() if n == self.groups[name].deployed}
+            waiting = {name: n for name, n in changed.items() if name not in by_deploy}
+            self._unjudged, changed = frozenset(waiting), {}
+            self._set |= {name: known[name] for name in waiting}
+            if by_deploy:
+                said += (f"a deploy has set {shown(by_deploy)} replicas; what is wanted is set again",)
+            if waiting:
+                said += (
+                    f"{shown(waiting)} replicas were set while a deploy runs: they stay until it is over",
+                )
+        if not changed:
+            return said
+        counts = {
+            name: self._serving_of(name, changed.get(name, self.groups[name].deployed))
+            for name in self.groups
+        }
+        if self.manual is not None:
+            counts = {**self.manual.counts, **{name: counts[name] for name in changed}}
+        else:
+            counts |= {name: self._now_serving(name, fleet) for name in self.groups if name not in changed}
+        self.manual = Manual(counts, "somebody else")
+        return (f"somebody else has set {shown(changed)} replicas: adopted, {shown(counts)} serve",)
+
+    def _serving_of(self, name: str, replicas: int) -> int:
+        """Returns how many of a group's replicas are to serve when it has this number of them."""
+        group = self.groups[name]
+        return max(_by_hand(group), min(group.most, replicas - group.warm))
+
+    def _now_serving(self, name: str, fleet: Fleet) -> int:
+        """Returns how many engines of a group serve now, within its bounds."""
+        if self.last is None:
+            return self._serving_of(name, fleet.groups[name].target)
+        active = sum(group_of(e.engine) == name for e in self.last.seen.with_duty(Duty.ACTIVE))
+        return max(_by_hand(self.groups[name]), min(self.groups[name].most, active))
+
+    def trying(self, targets: Mapping[str, int]) -> None:
+        """Notes numbers of replicas that are about to be set, so that they are not taken for somebody else's."""
+        self._tried |= targets
+
+    def done(self, targets: Mapping[str, int]) -> None:
+        """Notes numbers of replicas that have been set."""
+        if self._set is not None:
+            self._set |= targets
+
+    # ------------------------------------------------------------------------------------------------- administrators
+
+    def checked(self, counts: Mapping[str, Any]) -> Manual:
+        """Returns these numbers of serving replicas, with the present ones for the groups that are not named.
+
+        Raises BadScale.
+        """
+        for name, number in counts.items():
+            group = self.groups.get(name)
+            if group is None:
+                raise BadScale(f"there is no group {name!r}; there are {', '.join(self.groups)}")
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if not whole or not _by_hand(group) <= number <= group.most:
+                zero = "" if group.least else "; only the policy has a group sleep, because it wakes it again"
+                raise BadScale(
+                    f"{name} is {number!r}: it must be a whole number {_by_hand(group)}..{group.most}, the bounds in"
+                    f" engines.{name}.scaling{zero}"
+                )
+        if self.fleet is None:
+            raise BadScale("the fleet is not known yet; try again in a second")
+        rest = self.manual.counts if self.manual is not None else {}
+        whole_fleet = {
+            name: counts[name] if name in counts else rest.get(name, self._now_serving(name, self.fleet))
+            for name in self.groups
+        }
+        why = self._over_budget(whole_fleet)
+        if why is not None:
+            raise BadScale(why)
+        return Manual(whole_fleet)
+
+    def _replicas(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Returns the numbers of replicas for these numbers of serving ones: warm ones are added, up to the group's
+        most.
+        """
+        return {name: min(group.most, counts[name] + group.warm) for name, group in self.groups.items()}
+
+    def _over_budget(self, counts: Mapping[str, int]) -> str | None:
+        """Returns why these numbers of serving replicas, with the warm ones, do not fit the budget; None if they do."""
+        budget, serving = self.policy.limits.budget, sum(counts.values())
+        whole = sum(self._replicas(counts).values())
+        if whole <= budget:
+            return None
+        warm = f", with {whole - serving} warm {whole} replicas," if whole > serving else ""
+        return f"{shown(counts)}{warm} are more than scaling.budget, {budget}, allows"
+
+    def scale(self, counts: Mapping[str, Any]) -> None:
+        """Has these numbers of serving replicas rule from the next decision on. Raises BadScale."""
+        self.manual = self.checked(counts)
+        if self._set is not None and self.fleet is not None:
+            # the order is the last word on these groups, whoever has set their numbers before
+            self._set |= {name: self.fleet.groups[name].target for name in counts}
+
+    def release(self) -> None:
+        """Has the policy rule from the next decision on."""
+        self.manual = None
+
+    def preview(self, counts: Mapping[str, Any] | None) -> Decision | None:
+        """Returns the decision that these counts, or without them the policy, would make on the last observation;
+        None before the first. Raises BadScale.
+        """
+        if self.last is None or self.fleet is None:
+            return None
+        if counts:
+            return self._manual_decision(self.last.seen, self.fleet, self.checked(counts))
+        if self._plan is None:
+            return self.last
+        plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
+        reasons = self.last.step.reasons if self.last.step is not None else ()
+        made = orders(plan, self.last.seen, self.fleet, self.groups)
+        return self.last._replace(plan=plan, reasons=reasons, orders=made)
+
+    # --------------------------------------------------------------------------------------------------------- memory
+
+    def memory(self) -> str:
+        """Returns what a later controller of the same application needs to go on, as one line."""
+        states = dict(self._states)
+        if self._state is not None:
+            # a state that no journal can hold is the policy's bug; the rest is remembered
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                states[self.policy.name] = header_line(self.policy, self._state, self._version)
+        manual = None
+        if self.manual is not None:
+            manual = {"counts": dict(self.manual.counts), "by": self.manual.by}
+        return dumps(
+            {
+                "memory": MEMORY,
+                "manual": manual,
+                "set": self._set,
+                "tried": self._tried,
+                "deployed_s": self._deployed_s,
+                "phase": [self.phase.phase.value, self.phase.since_s],
+                "abilities": None if self.abilities is None else list(self.abilities),
+                "replicas": self._known if self.fleet is None else _replica_ids(self.fleet),
+                "states": states,
+            }
+        )
+
+    def _remember(self, memory: str) -> None:
+        """Takes over an earlier controller's memory, each part as far as the present configuration lets it stand."""
+        told = loads(memory)
+        if not isinstance(told, dict) or told.get("memory") != MEMORY:
+            self._opening = ("the memory of another version is not read: it begins anew",)
+            return
+        self._remembers = True
+        if told["set"] is not None:
+            self._set = {name: n for name, n in told["set"].items() if name in self.groups}
+        self._tried = {name: n for name, n in told["tried"].items() if name in self.groups}
+        self._deployed_s, self._known = told["deployed_s"], told["replicas"]
+        phase, since_s = told["phase"]
+        self.phase = PhaseSince(Phase(phase), since_s)
+        if told["abilities"] is not None:
+            context_tokens, features = told["abilities"]
+            self.abilities = Abilities(context_tokens, tuple(features))
+        if told["manual"] is not None:
+            self._remember_manual(told["manual"]["counts"], told["manual"]["by"])
+        self._states = told["states"]
+        line = self._states.get(self.policy.name)
+        if line is None:
+            return
+        try:
+            former, state = opened(line)
+        except ScalingJournalError:
+            # its form has changed since
+            return
+        self._state = carried_over(former, state, self.policy)
+
+    def _remember_manual(self, told: Mapping[str, int], by: str) -> None:
+        """Has an earlier controller's numbers rule, within the groups' present bounds; a group that is new has its
+        configured number.
+        """
+        counts = {
+            name: max(_by_hand(group), min(group.most, told.get(name, group.first)))
+            for name, group in self.groups.items()
+        }
+        why = self._over_budget(counts)
+        if why is None:
+            self.manual = Manual(counts, by)
+        else:
+            self._opening = (f"{why}: the policy decides",)
+
+
+def _replica_ids(fleet: Fleet) -> list[str]:
+    return sorted(replica.id for group in fleet.groups.values() for replica in group.replicas)
+
+
+def _by_hand(group: Group) -> int:
+    """Returns the least number that somebody may set: none at all would wake by no request."""
+    return max(1, group.least)
+
+
+def shown(counts: Mapping[str, int]) -> str:
+    """Returns counts as `prefill=2 decode=3`."""
+    return " ".join(f"{name}={number}" for name, number in counts.items())

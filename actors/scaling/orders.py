@@ -1,0 +1,260 @@
+"""From a plan to orders: a role and a duty for single engines, and a number of replicas for each group.
+
+A plan names the engines that leave, but Serve chooses which replicas stop (`fleet.stop_order`). So for each replica
+that is to go, Serve's next one is taken instead, and changes places with the engine that the plan named: that engine
+takes over its role and duty. A replica is given up only when it is warm, and idle or warm for its group's drain time:
+before that no work is under way there, so nothing has to end. An active replica whose place nobody can take yet stays.
+
+Everything follows from what is, so orders that are lost are given again. Nothing here does I/O.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from actors.scaling.fleet import Fleet, Group, Replica, engine_id, group_of, stop_order
+from policies.scaling.base import Move, Plan, Way
+from policies.scaling.observation import Duty, EngineView, Observation
+from policies.scaling.warm_pool import first_to_activate, first_to_leave
+from policies.state.views import Role
+
+
+class Order(NamedTuple):
+    """One engine's role and duty, which is ACTIVE or WARM."""
+
+    engine: str
+    role: Role
+    duty: Duty
+
+
+class Orders(NamedTuple):
+    """The orders of one step: engines that change, groups whose number of replicas changes, and notes in words."""
+
+    engines: tuple[Order, ...] = ()
+    targets: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def moves_to(counts: Mapping[str, int], seen: Observation, groups: Mapping[str, Group]) -> tuple[Move, ...]:
+    """Returns the moves to these numbers of serving engines by group, each in its group's own role.
+
+    A STOP is of an engine that serves no longer; whether its replica stops is for `orders` to say.
+    """
+    found: list[Move] = []
+    for name, wanted in counts.items():
+        home = groups[name].role
+        own = [e for e in seen.engines if group_of(e.engine) == name]
+        active = [e for e in own if e.duty is Duty.ACTIVE]
+        away = [e for e in active if e.role is not home]
+        leaving = first_to_leave(away) + first_to_leave(e for e in active if e.role is home)
+        leaving = leaving[: max(0, len(active) - wanted)]
+        found += [Move(Way.STOP, e.engine, e.role) for e in leaving]
+        found += [Move(Way.SWITCH, e.engine, home) for e in away if e not in leaving]
+        idle = first_to_activate(e for e in own if e.duty is Duty.WARM)
+        found += [Move(Way.ACTIVATE, e.engine, home) for e in idle[: max(0, wanted - len(active))]]
+    return tuple(found)
+
+
+def orders(
+    plan: Plan,
+    seen: Observation,
+    fleet: Fleet,
+    groups: Mapping[str, Group],
+    fixed: Mapping[str, int] | None = None,
+    lost: frozenset[str] = frozenset(),
+) -> Orders:
+    """Returns the orders for a plan on the completed observation `seen`.
+
+    With `fixed`, the groups get these numbers of replicas; otherwise the plan's starts and stops decide them. `lost`
+    names engines of running replicas that have not come to the router: they are given up like those that start.
+    """
+    return _Work(plan, seen, fleet, groups, fixed, lost).done()
+
+
+class _Work:
+    """The making of one step's orders; each method takes in one part of the plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seen: Observation,
+        fleet: Fleet,
+        groups: Mapping[str, Group],
+        fixed: Mapping[str, int] | None,
+        lost: frozenset[str],
+    ) -> None:
+        self.lost = lost
+        self.plan, self.seen, self.fleet, self.groups, self.fixed = plan, seen, fleet, groups, fixed
+        self.views = {engine.engine: engine for engine in seen.engines}
+        self.now = {name: deployed.target for name, deployed in fleet.groups.items()}
+        self.target = dict(self.now)
+        self.given: dict[str, tuple[Role, Duty]] = {}
+        self.leaving: list[str] = []
+        self.notes: list[str] = []
+
+    def done(self) -> Orders:
+        for move in self.plan.moves:
+            if move.way in (Way.SWITCH, Way.ACTIVATE):
+                self.given[move.engine] = (move.role, Duty.ACTIVE)
+            elif move.way is Way.STOP:
+                self.leaving.append(move.engine)
+            elif move.way is Way.START and self.fixed is None:
+                self._start(move.role)
+        for move in self.plan.moves:
+            if move.way is Way.DEACTIVATE:
+                self._deactivate(self.views[move.engine])
+        if self.fixed is None:
+            fewer = self._fewer()
+        else:
+            wanted = {name: self._within(name, self.fixed.get(name, n)) for name, n in self.now.items()}
+            self.target = {name: max(n, self.now[name]) for name, n in wanted.items()}
+            fewer = {name: self.now[name] - n for name, n in wanted.items() if n < self.now[name]}
+        self._stop(fewer)
+        changed = (
+            Order(engine, *wanted)
+            for engine, wanted in self.given.items()
+            if wanted != (self.views[engine].role, self.views[engine].duty)
+        )
+        targets = ((name, n) for name, n in self.target.items() if n != self.now[name])
+        return Orders(tuple(changed), tuple(targets), tuple(self.notes))
+
+    # ------------------------------------------------------------------------------------------------------ numbers
+
+    def _within(self, name: str, number: int) -> int:
+        group = self.groups[name]
+        return max(group.least, min(group.most, number))
+
+    def _start(self, role: Role) -> None:
+        """Asks for one more replica: of a group of this role, else of another one, whose engine then gets the role."""
+        free = [group for name, group in self.groups.items() if self.target[name] < group.most]
+        if not free:
+            self.notes.append(f"no group may have one more replica, so nothing is started for {role.value}")
+            return
+        best = min(free, key=lambda g: (g.role is not role, self.target[g.name] - g.most, g.name))
+        self.target[best.name] += 1
+
+    def _fewer(self) -> dict[str, int]:
+        """Returns how many replicas each group gives up: the engines that the plan stops, and starting ones that it no
+        longer needs, which the plan does not name because the router does not know them.
+        """
+        fewer = dict.fromkeys(self.now, 0)
+        for engine in self.leaving:
+            own = group_of(engine)
+            free = [
+                group
+                for name, group in self.groups.items()
+                if min(self.target[name], self.now[name]) - fewer[name] > group.least
+            ]
+            if not free:
+                self.notes.append(f"{engine} stays, warm: every group has its least number of replicas")
+                continue
+            role = self.views[engine].role
+            fewer[min(free, key=lambda g: (g.name != own, g.role is not role, g.name)).name] += 1
+        staying = [e for e in self.seen.engines if e.duty is not Duty.DRAINING]
+        over = len(staying) - self.plan.serving.total - self.plan.warm - sum(fewer.values())
+        for name, group in self.groups.items():
+            starting = self._not_running(name) + sum(group_of(engine) == name for engine in self.lost)
+            back = min(over, starting, self.target[name] - fewer[name] - group.least)
+            if back > 0:
+                fewer[name] += back
+                over -= back
+                self.notes.append(f"{name}: {back} that did not start yet is no longer needed")
+        return {name: n for name, n in fewer.items() if n > 0}
+
+    def _not_running(self, name: str) -> int:
+        deployed = self.fleet.groups[name]
+        staying = deployed.staying
+        return sum(not r.running for r in staying) + max(0, deployed.target - len(staying))
+
+    # ------------------------------------------------------------------------------------------------------ engines
+
+    def _intended(self, engine: EngineView) -> tuple[Role, Duty]:
+        return self.given.get(engine.engine, (engine.role, engine.duty))
+
+    def _deactivate(self, named: EngineView) -> None:
+        """Makes an engine warm: of the active ones of its group and role, the one that Serve would stop first."""
+        ordered = self.fleet.groups.get(group_of(named.engine))
+        ids = stop_order(self.fleet, group_of(named.engine)) if ordered else []
+        for replica in ids:
+            view = self.views.get(engine_id(group_of(named.engine), replica.id))
+            if view is None or view.engine in self.given or view.engine in self.leaving:
+                continue
+            if view.duty is Duty.ACTIVE and view.role is named.role:
+                named = view
+                break
+        self.given[named.engine] = (named.role, Duty.WARM)
+
+    def _stop(self, fewer: Mapping[str, int]) -> None:
+        """Lowers targets by `fewer` as far as Serve's next replicas can go now; the others are made ready to go."""
+        going = {
+            name: [engine_id(name, r.id) for r in self._next(name, number)] for name, number in fewer.items()
+        }
+        victims = {engine for engines in going.values() for engine in engines}
+        free = [self.views[e] for e in self.leaving if e not in victims]
+        ready: dict[str, list[bool]] = {}
+        for name, engines in going.items():
+            # replicas that Serve has not made yet, or that do not run, go first
+            unborn = fewer[name] - len(engines)
+            ready[name] = [True] * max(0, unborn)
+            ready[name] += [self._makes_way(self.views.get(e), free, victims) for e in engines]
+        for engine in free:
+            if engine.duty is Duty.ACTIVE and engine.engine not in self.given:
+                self.given[engine.engine] = (engine.role, Duty.WARM)
+        for name, can_go in ready.items():
+            number = can_go.index(False) if False in can_go else len(can_go)
+            self.target[name] = max(self.groups[name].least, self.target[name] - number)
+
+    def _next(self, name: str, number: int) -> list[Replica]:
+        """Returns the replicas that Serve would stop next, less those that it has not made yet."""
+        deployed = self.fleet.groups[name]
+        unborn = max(0, deployed.target - len(deployed.staying))
+        over = max(0, len(deployed.staying) - deployed.target)
+        return stop_order(self.fleet, name)[over : over + max(0, number - unborn)]
+
+    def _makes_way(self, view: EngineView | None, free: list[EngineView], victims: set[str]) -> bool:
+        """Has the engine of Serve's next replica become warm, and another one take its place if the plan needs it.
+        Returns whether the replica can stop now.
+        """
+        if view is None or view.duty not in (Duty.ACTIVE, Duty.WARM):
+            return True
+        role, duty = self._intended(view)
+        if duty is Duty.ACTIVE and view.engine not in self.leaving:
+            other = self._stand_in(view, role, free, victims)
+            if other is None:
+                self.notes.append(
+                    f"{view.engine} is next to stop and still serves: another one must be ready first"
+                )
+                return False
+            self.given[other.engine] = (role, Duty.ACTIVE)
+        elif duty is Duty.WARM and free:
+            # the engine that the plan stops stays in its place, warm
+            other = free.pop(0)
+            self.given[other.engine] = (other.role, Duty.WARM)
+        self.given[view.engine] = (view.role, Duty.WARM)
+        if view.duty is not Duty.WARM:
+            return False
+        idle = not view.running and not view.waiting
+        drain_s = self.groups[group_of(view.engine)].drain_s
+        return idle or self.seen.now_s - view.since_s >= drain_s
+
+    def _stand_in(
+        self, goer: EngineView, role: Role, free: list[EngineView], victims: set[str]
+    ) -> EngineView | None:
+        """Returns the engine that takes the goer's place: one that was to leave, best of its role, else a warm one.
+        With `fixed` numbers it is one of the same group.
+        """
+        own = group_of(goer.engine)
+
+        def may(engine: EngineView) -> bool:
+            return self.fixed is None or group_of(engine.engine) == own
+
+        leaving = [e for e in free if may(e)]
+        if leaving:
+            best = min(leaving, key=lambda e: (e.role is not role, e.duty is not Duty.ACTIVE, e.engine))
+            free.remove(best)
+            return best
+        warm = [
+            e
+            for e in self.seen.with_duty(Duty.WARM)
+            if may(e) and e.engine not in victims and e.engine not in self.given
+        ]
+        return min(warm, key=lambda e: (e.role is not role, e.distance, e.since_s, e.engine), default=None)

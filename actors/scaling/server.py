@@ -1,0 +1,244 @@
+"""The autoscaler's process: it hears the router's observations, has the controller decide, and carries the orders out.
+
+Each observation (one a second) is a round: Serve's counts are read, the controller decides, orders to engines go to the
+router, and numbers of replicas to Serve. What fails in a round is tried in the next one, since every round begins with
+what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Protocol
+
+from actors.scaling.asked import answer
+from actors.scaling.control import Controller, Decision
+from actors.scaling.fleet import Fleet, start_steps
+from actors.scaling.journal import ScalingJournal
+from actors.wire.channel import Channel, Identity
+from actors.wire.link import Find, Link
+from actors.wire.messages import (
+    Assign,
+    FleetObserved,
+    LeadsTold,
+    Message,
+    ScaleAnswered,
+    ScaleAsked,
+    Standby,
+)
+from actors.wire.messages import Duty as WireDuty
+from policies.journal.codec import CodecError, decoder, loads
+from policies.scaling.observation import Duty, Observation
+from policies.scaling.timing_fit import Fit
+
+# Serve writes its own loggers, and those below them, to the replica's log.
+log = logging.getLogger("ray.serve.autoscaler")
+
+STALE_S = 5.0
+"""Age from which an observation is not acted on. ASSUMPTION: five rounds; a busy router is late by less."""
+SAVE_S = 20.0
+"""Longest time for which the policy's state is not saved, where no order needs it sooner."""
+
+_OBSERVATION = decoder(Observation)
+
+
+def observation_of(message: FleetObserved) -> Observation:
+    """Returns the observation in a message, with the timing profile that its fit leads to. Raises CodecError,
+    UnicodeDecodeError or another ValueError for a message that holds none.
+    """
+    assert _OBSERVATION is not None
+    seen: Observation = _OBSERVATION(loads(message.observation.decode()))
+    if not message.fitted_rows:
+        return seen
+    fit = Fit(seen.capability.profile, message.fit_matrix, message.fit_vector, message.fitted_rows)
+    return dataclasses.replace(seen, capability=dataclasses.replace(seen.capability, profile=fit.profile()))
+
+
+class Counts(Protocol):
+    """The numbers of replicas, which live in Ray Serve. Both methods raise any error where Serve is away."""
+
+    async def read(self) -> Fleet:
+        """Returns what Serve has now."""
+
+    async def set(self, targets: Mapping[str, int]) -> None:
+        """Sets the numbers of replicas of these groups."""
+
+
+class Store(Protocol):
+    """Where the controller's memory outlives its process. Both methods raise any error where the store is away."""
+
+    async def load(self) -> str | None:
+        """Returns what was saved last, or None."""
+
+    async def save(self, memory: str) -> None:
+        """Saves the controller's memory."""
+
+
+class Autoscaler:
+    """One autoscaler. `find` returns the router's addresses."""
+
+    def __init__(
+        self,
+        me: Identity,
+        find: Find,
+        controller: Controller,
+        counts: Counts,
+        store: Store,
+        journal: ScalingJournal | None = None,
+    ) -> None:
+        self.controller = controller
+        self._counts, self._store, self._journal = counts, store, journal
+        self._link = Link(me, find, self._on_message, self._up, self._down, "router")
+        self._latest: tuple[FleetObserved, float] | None = None
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._saved_s = 0.0
+        self._save_soon = False
+        self._told: object = None
+        self.rounds = 0
+        """Number of observations that were acted on."""
+
+    def start(self) -> None:
+        """Connects to the router and begins to decide, in background tasks."""
+        self._task = asyncio.create_task(self._run(), name="autoscaler")
+        self._link.start()
+
+    async def stop(self) -> None:
+        """Ends the connection and closes the journal. What was ordered stays. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        await self._link.stop()
+        if self._journal is not None:
+            self._journal.close()
+
+    def check(self) -> None:
+        """Raises RuntimeError if the rounds have ended, which they must not."""
+        if self._task is not None and self._task.done():
+            raise RuntimeError("the autoscaler's task has ended")
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def _up(self, channel: Channel) -> None:
+        log.info("the autoscaler is connected to %s", channel.peer_name)
+        # a router that has just started must know at once that requests wake the fleet
+        channel.send(self._standby())
+
+    def _down(self, reason: str) -> None:
+        log.info("the autoscaler has no router (%s): nothing is changed", reason)
+        self._latest = None
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        match message:
+            case FleetObserved():
+                self._latest = (message, time.monotonic())
+                self._news.set()
+            case ScaleAsked():
+                channel.send(self._answered(message))
+            case _:
+                raise ValueError(f"an autoscaler does not take {type(message).__name__}")
+
+    def _answered(self, asked: ScaleAsked) -> ScaleAnswered:
+        age_s = None if self._latest is None else time.monotonic() - self._latest[1]
+        status, body, changed = answer(self.controller, asked.body, age_s)
+        if changed:
+            log.info("an administrator ordered %s", asked.body.decode(errors="replace"))
+            # a round now, and not only at the next observation
+            self._save_soon = True
+            self._news.set()
+        return ScaleAnswered(asked.id, status, body)
+
+    def _standby(self) -> Standby:
+        told = self.controller.standby
+        return Standby(
+            told.phase.value,
+            tuple(role.value for role in told.roles),
+            told.wake_limit_s,
+            told.reason,
+            self.controller.abilities,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ rounds
+
+    async def _run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._round()
+            except Exception as error:
+                # Ray's client raises errors of many kinds
+                log.warning("the autoscaler could not act (%r); it goes on at the next observation", error)
+
+    async def _round(self) -> None:
+        if self._save_soon:
+            await self._save()
+        fleet = await self._counts.read()
+        if self._latest is None or time.monotonic() - self._latest[1] > STALE_S:
+            return
+        observed, _ = self._latest
+        try:
+            seen = observation_of(observed)
+        except (CodecError, UnicodeDecodeError, ValueError) as error:
+            log.error("the router's observation cannot be read: %s", error)
+            return
+        found = ((engine, start_steps(engine, one, fleet)) for engine, one in observed.starts.items())
+        starts = {engine: steps for engine, steps in found if steps is not None}
+        made = self.controller.decide(seen, observed.fitted_rows, fleet, observed.abilities, starts)
+        self._tell_leads(made.seen)
+        decided = made.fault if made.step is None else made.step
+        if decided is not None and self._journal is not None:
+            self._journal.write(made.before, made.seen, decided)
+        self._tell(made)
+        self._link.send(self._standby())
+        for order in made.orders.engines:
+            duty: WireDuty = "warm" if order.duty is Duty.WARM else "active"
+            self._link.send(Assign(order.engine, order.role.value, duty))
+        await self._set(dict(made.orders.targets))
+        if time.monotonic() - self._saved_s > SAVE_S:
+            await self._save()
+        self.rounds += 1
+
+    async def _set(self, targets: dict[str, int]) -> None:
+        """Sets numbers of replicas. They are saved before, so that a controller that goes on after this process has
+        died does not take them for somebody else's.
+        """
+        if not targets:
+            return
+        self.controller.trying(targets)
+        await self._save()
+        await self._counts.set(targets)
+        self.controller.done(targets)
+
+    async def _save(self) -> None:
+        await self._store.save(self.controller.memory())
+        self._saved_s, self._save_soon = time.monotonic(), False
+
+    def _tell_leads(self, seen: Observation) -> None:
+        """Tells the router leads and steps for its metrics, in every round: it may be a new one."""
+        seconds = {f"lead_seconds_{name[:-2]}": value for name, value in asdict(seen.leads).items()}
+        steps = self.controller.start_steps
+        if steps is not None:
+            seconds |= {f"start_step_seconds_{name[:-2]}": value for name, value in asdict(steps).items()}
+        self._link.send(LeadsTold(seconds))
+
+    def _tell(self, made: Decision) -> None:
+        """Logs a decision that differs from the one before."""
+        plan = made.plan
+        told = (
+            None if plan is None else (plan.serving, plan.warm),
+            made.held,
+            made.orders,
+        )
+        if told == self._told:
+            return
+        self._told = told
+        if made.fault is not None:
+            log.error("%s; the plan before stays in force", made.fault.words, exc_info=made.fault.error)
+        wanted = "nothing yet" if plan is None else f"{plan.serving} and {plan.warm} warm"
+        why = "; ".join((*made.reasons, *([f"held: {made.held}"] if made.held else ()), *made.orders.notes))
+        orders = [f"{o.engine}: {o.role.value}, {o.duty.value}" for o in made.orders.engines]
+        orders += [f"{name}: {number} replicas" for name, number in made.orders.targets]
+        log.info("wanted: %s (%s); orders: %s", wanted, why or "no reason", ", ".join(orders) or "none")

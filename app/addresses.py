@@ -1,0 +1,55 @@
+"""The addresses at which a process of the application listens: a unix socket, and TCP where nodes talk over TCP."""
+
+import ipaddress
+import os
+import socket
+import uuid
+
+import psutil
+import ray
+
+from app.config import WireConfig
+from app.drain import socket_directory
+
+
+def listen_addresses(wire: WireConfig, name: str) -> list[str]:
+    """Returns the addresses on which a component of this process listens.
+
+    They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret,
+    because internal sockets between nodes are always authenticated.
+    """
+    directory = socket_directory(wire.socket_dir)
+    addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
+    if wire.interface is not None:
+        if wire.secret() is None:
+            raise RuntimeError(
+                f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
+                f"{wire.secret_env} of every node before Ray starts there"
+            )
+        addresses.append(f"tcp:{node_host(wire)}:{wire.ports}")
+    return addresses
+
+
+def node_host(wire: WireConfig) -> str | None:
+    """Returns this node's address for internal sockets, or None where everything stays inside one node.
+
+    Raises RuntimeError if the node does not have exactly one address in the network `wire.interface`.
+    """
+    if wire.interface in (None, "auto"):
+        return ray.util.get_node_ip_address() if wire.interface else None
+    network = ipaddress.ip_network(wire.interface)
+    has = [str(ip) for ip in _own_addresses() if ip.version == network.version]
+    inside = [ip for ip in has if ipaddress.ip_address(ip) in network]
+    if len(inside) != 1:
+        raise RuntimeError(
+            f"wire.interface is {network}, where this node has {' and '.join(inside) or 'no address'} (it has "
+            f"{', '.join(has)}): name a network in which each node has exactly one address"
+        )
+    return inside[0]
+
+
+def _own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = [a.address for device in psutil.net_if_addrs().values() for a in device if a.family in families]
+    # a link-local address of IPv6 has its device behind a percent sign
+    return [ipaddress.ip_address(address.partition("%")[0]) for address in found]

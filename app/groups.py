@@ -1,0 +1,262 @@
+"""Engine groups in the configuration, with what Ray needs to place them, and how many replicas they may have."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from actors.engine.registry import ENGINES, engine_config, engine_kind
+from actors.options import from_options
+from actors.scaling.fleet import Group
+from actors.scaling.journal import ScalingJournalConfig
+from policies.scaling.base import ScalingPolicy
+from policies.scaling.registry import make
+from policies.scaling.sleep import Sleep
+from policies.state.views import Role
+
+
+class Strict(BaseModel):
+    """A part of the configuration: unknown keys are refused, and it never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TopologyConfig(Strict):
+    """The place of a group's engines in the network.
+
+    With `node`, the engines count as being on one node of this name, so that groups on one machine can stand for
+    several nodes. Without it they count as being where Ray placed them.
+    """
+
+    node: str | None = None
+    rack: str | None = None
+    pod: str | None = None
+
+    def labels(self) -> dict[str, str]:
+        """Returns rack and pod as labels of the engine's node."""
+        found = {"sluice.io/rack": self.rack, "sluice.io/pod": self.pod}
+        return {name: value for name, value in found.items() if value}
+
+
+class EngineConfig(Strict):
+    """The settings of one engine that its own process needs.
+
+    `kind` is a name of `actors.engine.registry.ENGINES`, and `options` are fields of that kind's config dataclass.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    role: Literal["prefill", "decode", "colocated"]
+    kind: str = "vllm"
+    topology: TopologyConfig = TopologyConfig()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        engine_kind(kind)
+        return kind
+
+    def engine_config(self, engine_id: str, model: str, served_name: str, **defaults: Any) -> Any:
+        """Returns the config of one engine of this kind. Raises ConfigError.
+
+        `model` is its directory or name, and `defaults` hold where the options say nothing.
+        """
+        facts = {"engine_id": engine_id, "role": self.role, "model": model, "served_name": served_name}
+        return engine_config(self.kind, facts, self.options, f"engines.{self.name}.options", defaults)
+
+
+SLEEP = Sleep()
+"""The defaults of a sleep."""
+LEASE_S = 30.0
+"""Time for which an engine keeps a finished prefill's KV, where its options do not say otherwise."""
+DRAIN_MARGIN_S = 5.0
+"""Time above its lease that a group's replicas have to end by default, so that no leased KV is lost by a stop."""
+
+
+class GroupScalingConfig(Strict):
+    """How many replicas a group may have while `scaling.enabled`, and how long one that stops has.
+
+    `replicas` of a group serve and `warm` more wait ready when the application is deployed. The group keeps between
+    `min` and `max` replicas, warm ones among them. With a `min` of 0 it has none while the application sleeps
+    (`ScalingConfig.sleep_after_s`). The policy may keep up to `warm_max` warm. The resources of `spare`
+    further replicas stay asked for at the cluster's own autoscaler, so that nodes stand ready.
+
+    A replica that stops has `drain_s` for its running work and its leases, whether or not scaling is enabled; what is
+    left then goes on elsewhere, where it can.
+    """
+
+    min: Annotated[int, Field(ge=0, le=4096)] = 1
+    max: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="default: replicas and warm")
+    warm: Annotated[int, Field(ge=0, le=4096)] = 0
+    warm_max: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="default: warm")
+    spare: Annotated[int, Field(ge=0, le=4096)] = 0
+    drain_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
+        None, description="default: 5 s above the lease of the group's engines"
+    )
+
+
+class EngineGroupConfig(EngineConfig):
+    """A group of equal engines, with what Ray needs to place them.
+
+    With `placement_group_bundles`, each replica gets a placement group of its own with these resources, of which the
+    first bundle holds the replica.
+    """
+
+    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    num_cpus: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Ray CPUs that a replica reserves; default 0.1"
+    )
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="custom Ray resources, to pin to nodes"
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="environment of the replica process")
+    placement_group_bundles: list[dict[str, float]] | None = None
+    placement_group_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    scaling: GroupScalingConfig = GroupScalingConfig()
+
+    @property
+    def lease_s(self) -> float:
+        """Time for which these engines keep a finished prefill's KV."""
+        return float(self.options.get("lease_s", LEASE_S))
+
+    @property
+    def drain_s(self) -> float:
+        """Time in seconds that a replica has to end its running work."""
+        given = self.scaling.drain_s
+        return self.lease_s + DRAIN_MARGIN_S if given is None else given
+
+    @property
+    def most(self) -> int:
+        """The most replicas that the group may have while it is scaled."""
+        return self.scaling.max or self.replicas + self.scaling.warm
+
+    @property
+    def warm_most(self) -> int:
+        """The most replicas of the group that may wait warm."""
+        return self.scaling.warm if self.scaling.warm_max is None else self.scaling.warm_max
+
+    def check(self) -> None:
+        """Raises ValueError for a drain time or a placement group that cannot be used."""
+        if self.drain_s <= self.lease_s:
+            raise ValueError(
+                f"engines.{self.name}.scaling.drain_s is {self.drain_s:g}: it must be above the lease of its engines,"
+                f" {self.lease_s:g} s, so that no leased KV is lost"
+            )
+        bundles = self.placement_group_bundles
+        if bundles is not None and not (bundles and all(any(bundle.values()) for bundle in bundles)):
+            raise ValueError(
+                f"engines.{self.name}.placement_group_bundles: give at least one bundle, each with a resource above 0"
+            )
+
+    def check_scaling(self) -> None:
+        """Raises ValueError for bounds of an autoscaled group that exclude one another."""
+        where, own, least = f"engines.{self.name}", self.scaling, self.scaling.min
+        if not self.replicas:
+            raise ValueError(f"{where}.replicas is 0: Serve deploys no group without replicas; begin with 1")
+        if not least <= self.replicas:
+            raise ValueError(f"{where}.replicas is {self.replicas}: it must be at least scaling.min, {least}")
+        if self.replicas + own.warm > self.most:
+            raise ValueError(
+                f"{where}.scaling.max is {self.most}: it must be at least replicas and warm,"
+                f" {self.replicas} + {own.warm}"
+            )
+        if not own.warm <= self.warm_most <= self.most - least:
+            raise ValueError(
+                f"{where}.scaling.warm_max is {self.warm_most}: it must be {own.warm}..{self.most - least}, from warm"
+                " to max less min"
+            )
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The settings that a replica is started with, which do not include the number and the place of replicas."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
+        return ENGINES[self.kind].uses_cores and not self.num_gpus
+
+
+class ScalingConfig(Strict):
+    """The autoscaler. With `enabled` it runs beside the router, and `policy` decides within the bounds of the groups.
+
+    Groups with `scaling.min: 0` have no replicas once there has been no request for `sleep_after_s`; the next one wakes
+    them, and has failed if none serves after `wake_limit_s`.
+
+    `params` are those of the policy; its bounds (`limits`) come from the groups, but for `limits.step`. All groups
+    together have at most `budget` replicas. `journal` holds fields of `ScalingJournalConfig`.
+    """
+
+    enabled: bool = False
+    policy: str = "joint"
+    params: dict[str, Any] = Field(default_factory=dict)
+    budget: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="default: the sum of the groups' max"
+    )
+    sleep_after_s: Annotated[float, Field(gt=0)] = SLEEP.idle_s
+    wake_limit_s: Annotated[float, Field(gt=0)] = SLEEP.wake_limit_s
+    journal: dict[str, Any] = Field(default_factory=dict)
+
+    def journal_config(self) -> ScalingJournalConfig:
+        made = from_options(ScalingJournalConfig, self.journal, "scaling.journal")
+        assert isinstance(made, ScalingJournalConfig)
+        return made
+
+
+class AutoscalerConfig(Strict):
+    """All that the autoscaler's process needs: its settings and the groups that it scales."""
+
+    scaling: ScalingConfig
+    engines: tuple[EngineGroupConfig, ...]
+
+    def groups(self) -> dict[str, Group]:
+        """Returns the groups as the autoscaler knows them, by name."""
+        return {
+            group.name: Group(
+                group.name,
+                Role(group.role),
+                group.scaling.min,
+                group.most,
+                group.replicas,
+                group.scaling.warm,
+                group.drain_s,
+            )
+            for group in self.engines
+        }
+
+    def policy(self) -> ScalingPolicy:
+        """Returns the policy, with the bounds of the groups. Raises ValueError that names the key."""
+        params = dict(self.scaling.params)
+        own = params.pop("limits", {})
+        if not isinstance(own, Mapping) or set(own) - {"step"}:
+            raise ValueError(
+                "scaling.params.limits has `step` only: the other bounds are engines[].scaling and scaling.budget"
+            )
+        if "sleep" in params:
+            raise ValueError(
+                "scaling.params.sleep: the sleep is set by engines[].scaling.min, scaling.sleep_after_s and"
+                " scaling.wake_limit_s"
+            )
+        bounds: dict[str, int] = {}
+        for role in Role:
+            groups = [group for group in self.engines if group.role == role.value]
+            bounds[f"{role.value}_min"] = sum(group.scaling.min for group in groups)
+            bounds[f"{role.value}_max"] = sum(group.most for group in groups)
+        floor = {role.value: bounds[f"{role.value}_min"] for role in Role}
+        if any(not floor[group.role] for group in self.engines):
+            limits = {"idle_s": self.scaling.sleep_after_s, "wake_limit_s": self.scaling.wake_limit_s}
+            params["sleep"] = {**limits, **floor}
+        bounds["warm_min"] = sum(group.scaling.warm for group in self.engines)
+        bounds["warm_max"] = sum(group.warm_most for group in self.engines)
+        most = sum(group.most for group in self.engines)
+        first = sum(group.replicas + group.scaling.warm for group in self.engines)
+        budget = most if self.scaling.budget is None else self.scaling.budget
+        if budget < first:
+            raise ValueError(
+                f"scaling.budget is {budget}: the groups begin with {first} replicas, warm ones included"
+            )
+        try:
+            return make(self.scaling.policy, {**params, "limits": {**own, **bounds, "budget": budget}})
+        except ValueError as error:
+            raise ValueError(f"scaling: {error}") from None

@@ -1,0 +1,237 @@
+"""The common parts of the scaling experiments: engines, loads, objectives, policies, and one run.
+
+Engines are Llama-3.1-8B-Instruct on L20 (`flowkv_hetero` has the profile). They start cold in `STARTS["cold"]` (55 s),
+and a day is compressed to `DAY_S`, so the load changes faster beside a start than it does in life: scaling has it
+harder here. Engine time counts starting, warm, serving and draining engines alike. Requests are Poisson with lognormal
+lengths; router and dispatcher are the live ones with shortest queues.
+
+`scaling_tuned` has the parameters. They were found by single tries on seeds from `TUNING_SEED` on, which no other
+experiment reports: about a dozen tries for ours, few for each rival. `scaling_tuning` searches for all of them alike,
+and has not been run yet; until then a rival's figure is a lower bound of what the rival can do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.experiments.base import Metrics, Results, Row
+from benchmarks.experiments.flowkv_hetero import BLOCK_TOKENS, KV_TOKENS, PROFILES
+from benchmarks.sim.cluster import simulate
+from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
+from benchmarks.sim.fleet_setup import STARTS, FleetSetup, StartSteps
+from benchmarks.sim.metrics import summarise
+from benchmarks.sim.planned import Planned
+from benchmarks.sim.records import RunResult
+from benchmarks.workloads.arrivals import Diurnal
+from benchmarks.workloads.lengths import Lognormal
+from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.synthetic import Synthetic
+from policies.dispatch.dispatcher import DispatchConfig
+from policies.scaling.base import Counts, Limits, ScalingPolicy
+from policies.scaling.capacity import Demand, Margins, table
+from policies.scaling.observation import Capability
+from policies.scaling.registry import make
+from policies.state.views import Role
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TUNING_SEED = 1_000
+SLOTS = 128
+MOST = 1_024
+CV = 0.4  # ASSUMPTION: of prompts and outputs
+# ASSUMPTION: twice the TTFT of flowkv_roles for prompts of twice the length
+TTFT_SLO_S, TPOT_SLO_S = 16.0, 0.08
+RIVALS = ("ongoing", "latency_ratio", "demand_rate", "regime_rule")
+OURS = "joint"
+KEPT = (
+    "requests",
+    "slo_share",
+    "goodput_per_s",
+    "ttft_p99_s",
+    "unfinished",
+    "rejected",
+    "fleet/engine_s",
+    "fleet/warm_s",
+    "fleet/starting_s",
+    "fleet/starts",
+    "fleet/switches",
+    "fleet/moved",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests of one kind: mean prompt and mean output in tokens."""
+
+    prompt: float
+    output: float
+
+    def demand(self) -> Demand:
+        return Demand(self.prompt, self.prompt, self.output, TTFT_SLO_S, TPOT_SLO_S, CV)
+
+
+CHAT = Mix(12_000.0, 800.0)
+"""ASSUMPTION: long prompts keep the number of requests small for what they ask of engines."""
+
+
+def capability() -> Capability:
+    return Capability(PROFILES["L20"], SLOTS, KV_TOKENS["L20"] // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def engines(prefill: int, decode: int) -> tuple[EngineSpec, ...]:
+    """Returns the groups of prefill and of decode engines that serve from the beginning."""
+
+    def some(name: str, role: Role, count: int) -> EngineSpec:
+        return EngineSpec(
+            name,
+            role,
+            count,
+            PROFILES["L20"],
+            slots=SLOTS,
+            kv_blocks=KV_TOKENS["L20"] // BLOCK_TOKENS,
+            block_size_tokens=BLOCK_TOKENS,
+            prefix_cache=False,
+            lease_s=600.0,
+        )
+
+    return some("p", Role.PREFILL, prefill), some("d", Role.DECODE, decode)
+
+
+def requests(
+    mix: Mix, rates: Sequence[float], step_s: float, seed: int, begins_s: float = 0.0
+) -> list[WorkloadRequest]:
+    """Returns the requests of `len(rates)` steps of `step_s` seconds, each with its rate in requests/s."""
+    lengths = Lognormal.of_mean(mix.prompt, CV), Lognormal.of_mean(mix.output, CV)
+    stream = Synthetic(f"at{begins_s:g}", Diurnal(tuple(rates), step_s), *lengths).stream(seed)
+    whole_s = len(rates) * step_s
+    return [
+        dataclasses.replace(r, at_s=begins_s + r.at_s, ttft_slo_s=TTFT_SLO_S, tpot_slo_s=TPOT_SLO_S)
+        for r in takewhile(lambda r: r.at_s < whole_s, stream)
+    ]
+
+
+def fewest(mix: Mix, rate: float, headroom: float = 0.0) -> Counts:
+    """Returns the fewest prefill and decode engines that carry `rate` requests/s and `headroom` more, by
+    `policies.scaling.capacity`; one more than `MOST` of a role where `MOST` do not.
+    """
+    carried = table(capability(), mix.demand(), MOST, Margins())
+    wanted = rate * (1.0 + headroom)
+    prefill = next((k for k, r in enumerate(carried.prefill) if k and r >= wanted), MOST + 1)
+    decode = next((k for k, r in enumerate(carried.decode) if k and r >= wanted), MOST + 1)
+    return Counts(prefill, decode)
+
+
+def foreseen(mix: Mix, rates: Sequence[float], step_s: float, headroom: float, start_s: float) -> Planned:
+    """Returns the plan of one who knows the mean rate of each step: the fewest engines of this step and the next
+    `step_s`, with those that later steps need started in time and none kept without need.
+    """
+    counts = [fewest(mix, rate, headroom) for rate in rates]
+    now = [
+        Counts(max(a.prefill, b.prefill), max(a.decode, b.decode))
+        for a, b in zip(counts, [*counts[1:], counts[-1]], strict=True)
+    ]
+    ahead = math.ceil(start_s / step_s) + 1
+    rows = [
+        (i * step_s, one, max(later.total for later in now[i : i + ahead]) - one.total)
+        for i, one in enumerate(now)
+    ]
+    return Planned(tuple((at_s, one, max(0, warm)) for at_s, one, warm in rows))
+
+
+def policy(name: str, params: Mapping[str, Any], limits: Limits) -> ScalingPolicy:
+    """Returns a registered policy with parameters and bounds."""
+    return make(name, {**params, "limits": dataclasses.asdict(limits)})
+
+
+def run(
+    work: Sequence[WorkloadRequest],
+    first: Counts,
+    scaling: ScalingPolicy,
+    seed: int,
+    warmup_s: float,
+    measure_s: float,
+    warm: int = 0,
+    start: StartSteps = STARTS["cold"],
+    period_s: float = 0.5,
+) -> RunResult:
+    """Runs one load; the fleet begins with `first` serving and `warm` warm engines. Requests wait as long as they
+    must: what is late is counted, not refused.
+    """
+    made = SimConfig(
+        engines(first.prefill, first.decode),
+        dispatch=DispatchConfig(
+            max_queue=1_000_000,
+            queue_timeout_s=7_200.0,
+            starvation_s=math.inf,
+            overdue_by_slo=False,
+            seed=seed,
+        ),
+        control=ControlPlane(
+            progress_s=2.0 * period_s,
+            status_s=period_s,
+            status_always_s=1.0,
+            tick_s=period_s,
+            request_timeout_s=7_200.0,
+            prefill_limit_s=math.inf,
+            transfer_limit_s=math.inf,
+        ),
+        scaling=FleetSetup(scaling, start, warm),
+        seed=seed,
+        warmup_s=warmup_s,
+        measure_s=measure_s,
+    )
+    return simulate(made, work)
+
+
+def kept(result: RunResult, more: Sequence[str] = ()) -> dict[str, float | None]:
+    """Returns the measures that the experiments store."""
+    found: Metrics = summarise(result)
+    return {name: found.get(name) for name in (*KEPT, *more)}
+
+
+def measured(results: Results, names: Sequence[str] | None = None) -> list[Row]:
+    """Returns two rows for each variant: the share of its requests in time, and its engine time."""
+    rows = []
+    for name in results.variants if names is None else names:
+        for metric, what, scale, unit in (
+            ("slo_share", "requests in time", 100.0, "%"),
+            ("fleet/engine_s", "engine time", 1.0 / 3_600.0, "h"),
+        ):
+            found = results.spread(name, metric)
+            width = None if found.half_width is None else scale * found.half_width
+            rows.append(Row(f"{name}: {what}", None, scale * found.mean, unit, width))
+    return rows
+
+
+def against(results: Results, ours: str, rival: str, name: str) -> Row:
+    """Returns a row of the engine time of `ours` beside that of `rival`; the note has the attainment.
+
+    It is met where ours is worse in neither, not met where the rival is, and open where each is better in one. Less
+    than 0.1 points of attainment or 1 % of engine time is no difference.
+    """
+    gain = 100.0 * (results.mean(ours, "slo_share") - results.mean(rival, "slo_share"))
+    saved, half = results.reduction_percent(rival, ours, "fleet/engine_s")
+    better, worse = gain > 0.1 or saved > 1.0, gain < -0.1 or saved < -1.0
+    met = None if better and worse else not worse
+    note = f"attainment {gain:+.2f} points"
+    return Row(f"{name}: engine time", None, -saved, "%", half, "worse in neither", met, note)
+
+
+def plane(results: Results, names: Sequence[str], label: str) -> Figure:
+    """Draws attainment over engine time, a mark for each variant."""
+    from benchmarks import plots as look
+
+    made, axes = look.figure()
+    series = {
+        name: look.Series(
+            [results.mean(name, "fleet/engine_s") / 3_600.0], [100.0 * results.mean(name, "slo_share")]
+        )
+        for name in names
+    }
+    look.lines(axes[0], series, label, "requests in time, %")
+    return made

@@ -1,0 +1,128 @@
+"""A day with a peak of three times its mean: engine time and attainment of fixed fleets and of scaling policies.
+
+The rate follows exp(k cos) with k = 1.755, whose peak is 3.0 times its mean; the day is compressed to 40 minutes, in
+which a cold start still takes 55 s. Fixed fleets stand for every P:D near what the peak needs; the best is the cheapest
+with 99 % of the requests in time (or the one with the most in time). The plan of one who foresees each step's mean rate
+(`scaling_common.foreseen`) bounds what scaling can save. All policies begin with the fleet that the first minute needs.
+Parameters are those that `scaling_tuning` found on other seeds, for ours as for the rivals.
+
+Aims, written before the first run: ours has at least 99 % of the attainment of the best fixed fleet, at most 60 % of
+its engine time, and at most 1.25 times that of the foreseeing plan; no rival is better than ours in both attainment and
+engine time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.scaling_common import (
+    CHAT,
+    OURS,
+    RIVALS,
+    against,
+    fewest,
+    foreseen,
+    kept,
+    measured,
+    plane,
+    policy,
+    requests,
+    run,
+)
+from benchmarks.experiments.scaling_tuned import FORESEEN_HEADROOM, TUNED
+from benchmarks.sim.fleet_setup import STARTS
+from benchmarks.workloads.record import WorkloadRequest
+from policies.scaling.base import Counts, Limits, ScalingPolicy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = (
+    "a day with a peak of 3 times its mean, in 40 minutes: engine time and attainment of scaling policies"
+)
+SEEDS = (2, 1)
+DAY_S, STEP_S = 2_400.0, 20.0
+MEAN_PER_S, SHARPNESS = 0.5, 1.755
+# P:D up to what `fewest` gives for the peak, 6P7D.
+FIXED = ((5, 5), (5, 6), (6, 6))
+LIMITS = Limits(prefill_max=12, decode_max=10, warm_max=6, budget=24)
+FORESEEN = "foreseen"
+
+
+def rates() -> list[float]:
+    """Returns the rate of each step of the day in requests/s; the day begins at its trough."""
+    steps = round(DAY_S / STEP_S)
+    shape = [math.exp(-SHARPNESS * math.cos(2.0 * math.pi * (i + 0.5) / steps)) for i in range(steps)]
+    return [MEAN_PER_S * one * steps / sum(shape) for one in shape]
+
+
+def variants(quick: bool) -> list[Variant]:
+    fixed = FIXED[1:] if quick else FIXED
+    found = [
+        Variant(f"fixed {p}P{d}D", {"policy": "fixed", "params": {"prefill": p, "decode": d}})
+        for p, d in fixed
+    ]
+    found += [Variant(name, {"policy": name, "params": TUNED[name]}) for name in (*RIVALS, OURS)]
+    return [*found, Variant(FORESEEN, {"policy": FORESEEN, "params": {"headroom": FORESEEN_HEADROOM}})]
+
+
+@functools.lru_cache(maxsize=2)
+def work(seed: int) -> tuple[WorkloadRequest, ...]:
+    return tuple(requests(CHAT, rates(), STEP_S, seed))
+
+
+def made(name: str, params: Config) -> tuple[ScalingPolicy, Counts]:
+    """Returns a policy and the engines with which its day begins."""
+    if name == "fixed":
+        first = Counts(params["prefill"], params["decode"])
+        return policy(name, params, LIMITS), first
+    if name == FORESEEN:
+        plan = foreseen(CHAT, rates(), STEP_S, params["headroom"], STARTS["cold"].total_s)
+        return plan, plan.timetable[0][1]
+    return policy(name, params, LIMITS), fewest(CHAT, rates()[0])
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    scaling, first = made(config["policy"], config["params"])
+    return kept(run(work(seed), first, scaling, seed, 0.0, DAY_S, period_s=1.0))
+
+
+def best_fixed(results: Results) -> str:
+    """Returns the cheapest fixed fleet with 99 % in time, or the one with the most in time."""
+    names = [name for name in results.variants if name.startswith("fixed")]
+    enough = [name for name in names if results.mean(name, "slo_share") >= 0.99]
+    if enough:
+        return min(enough, key=lambda name: results.mean(name, "fleet/engine_s"))
+    return max(names, key=lambda name: results.mean(name, "slo_share"))
+
+
+def compare(results: Results) -> list[Row]:
+    best = best_fixed(results)
+    share = 100.0 * results.mean(OURS, "slo_share") / results.mean(best, "slo_share")
+    saved, half = results.reduction_percent(best, OURS, "fleet/engine_s")
+    over, over_half = results.reduction_percent(FORESEEN, OURS, "fleet/engine_s")
+    rows = [
+        Row(f"attainment of ours, of that of {best}", None, share, "%", None, ">= 99", share >= 99.0),
+        Row(
+            f"engine time of ours, of that of {best}", None, 100.0 - saved, "%", half, "<= 60", saved >= 40.0
+        ),
+        Row(
+            "engine time of ours, of the foreseeing plan's",
+            None,
+            100.0 - over,
+            "%",
+            over_half,
+            "<= 125",
+            over >= -25.0,
+        ),
+    ]
+    rows += [against(results, OURS, rival, f"ours against {rival}") for rival in RIVALS]
+    rows += measured(results)
+    return rows
+
+
+def plots(results: Results) -> dict[str, Figure]:
+    return {"diurnal": plane(results, list(results.variants), "engine time of the day, h")}

@@ -1,0 +1,172 @@
+"""Measures permits from agents in processes of their own: the time from a read's submission to its permit, and how much
+longer a read takes that comes chunk by chunk with nobody else at its ports.
+
+The transport is a clock: a port that moves one chunk after another, each in its time. Whatever a read takes beyond that
+is the cost of permits.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from actors.flow.client import ReadsClient
+from actors.flow.reader import Finished, Post, ReaderConfig
+from benchmarks.decisions.measure import Timing, timed
+from policies.flow.base import Flow, Stage
+
+CHUNK_S = 0.010
+CHUNKS = 50
+CHUNK_BYTES = 500_000
+"""A chunk's bytes: 10 ms of a port of 50 MB/s."""
+SETTLE_S = 1.0
+"""Seconds in which agents connect to one another."""
+
+
+class Worker:
+    """A reading thread whose chunks take `CHUNK_S` each, one after another."""
+
+    def __init__(self, address: str) -> None:
+        # a worker that is kept waiting by a busy machine must not give the agent up: that would measure something else
+        self._client = ReadsClient(address, "z", "w", config=ReaderConfig(silent_s=30.0))
+        self._posts: list[tuple[float, Post]] = []
+        self._free_s = 0.0
+        self._reads = 0
+        self.finished = 0
+        self.permitted = 0
+
+    def connect(self) -> None:
+        """Waits for the agent, and reads once, so that agents meet."""
+        while not self._client.connected:
+            self._step()
+        self.read(1)
+        end_s = time.perf_counter() + SETTLE_S
+        while time.perf_counter() < end_s:
+            self._step()
+
+    def submit(self, chunks: int) -> None:
+        """Submits a read and waits until its first chunk is posted."""
+        self._reads += 1
+        flow = Flow(
+            flow_id=f"f{self._reads}",
+            request_id=f"r{self._reads}",
+            batch=f"b{self._reads}",
+            stage=Stage.P2D,
+            source="a",
+            target="z",
+            size=chunks * CHUNK_BYTES,
+            due_s=60.0,
+        )
+        before = self.permitted
+        self._do(self._client.submit(flow, [CHUNK_BYTES] * chunks, 60.0))
+        while self.permitted == before:
+            self._step()
+
+    def read(self, chunks: int) -> None:
+        """Submits a read and waits for its end."""
+        before = self.finished
+        self.submit(chunks)
+        while self.finished == before:
+            self._step()
+
+    def end(self) -> None:
+        """Waits until nothing is open."""
+        while self.finished < self._reads:
+            self._step()
+
+    def close(self) -> None:
+        """Closes the line to the agent."""
+        self._client.close()
+
+    def _step(self) -> None:
+        now_s = time.perf_counter()
+        for entry in [entry for entry in self._posts if entry[0] <= now_s]:
+            self._posts.remove(entry)
+            self._do(self._client.chunk_done(entry[1], CHUNK_S * entry[1].n_chunks))
+        self._do(self._client.step())
+        until_s = min((at_s for at_s, _ in self._posts), default=now_s + CHUNK_S)
+        self._client.wait(max(0.0, until_s - time.perf_counter()))
+
+    def _do(self, what: list[Post | Finished]) -> None:
+        for item in what:
+            if isinstance(item, Finished):
+                self.finished += 1
+            else:
+                self.permitted += 1
+                self._free_s = max(self._free_s, time.perf_counter()) + CHUNK_S * item.n_chunks
+                self._posts.append((self._free_s, item))
+
+
+@contextlib.contextmanager
+def agents(nodes: int) -> Iterator[str]:
+    """Runs the agent of the readers' node, with `nodes` = 2 also that of the sender's, and yields its address."""
+    with tempfile.TemporaryDirectory(prefix="sluice-permits-") as folder, contextlib.ExitStack() as stack:
+        peer = f"unix:{folder}/a.sock"
+        if nodes == 2:
+            stack.enter_context(_agent("a", peer, ["--knows", "z"]))
+        own = f"unix:{folder}/z.sock"
+        more = ["--peer", f"a={peer}"] if nodes == 2 else ["--knows", "a"]
+        stack.enter_context(_agent("z", own, more))
+        yield own
+
+
+@contextlib.contextmanager
+def _agent(node: str, address: str, more: list[str]) -> Iterator[None]:
+    # silence of an agent on a busy machine would be measured as a read without permits
+    config = json.dumps({"silent_s": 30.0, "lost_s": 30.0})
+    command = [
+        sys.executable,
+        "-m",
+        "actors.flow.host",
+        "--node",
+        node,
+        "--listen",
+        address,
+        "--config",
+        config,
+    ]
+    env = {name: value for name, value in os.environ.items() if name != "SLUICE_WIRE_SECRET"}
+    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, env=env, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready ")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rows(calls: int) -> Iterator[Timing]:
+    """Yields the times of a permit from one agent and from two, and of a lone read of half a second without permits, by
+    one agent's and by two agents'.
+    """
+    for nodes in (1, 2):
+        with agents(nodes) as address:
+            yield timed(f"read permitted by {nodes} agent{'s' * (nodes - 1)}", _submits(address, calls))
+    yield timed("lone read of 500 ms, unscheduled", _reads("", calls))
+    for nodes in (1, 2):
+        with agents(nodes) as address:
+            yield timed(f"lone read of 500 ms, {nodes} agent{'s' * (nodes - 1)}", _reads(address, calls))
+
+
+def _submits(address: str, calls: int) -> Iterator[Callable[[], object]]:
+    worker = Worker(address)
+    worker.connect()
+    for _ in range(calls):
+        yield partial(worker.submit, 1)
+        worker.end()
+    worker.close()
+
+
+def _reads(address: str, calls: int) -> Iterator[Callable[[], object]]:
+    worker = Worker(address)
+    if address:
+        worker.connect()
+    for _ in range(calls):
+        yield partial(worker.read, CHUNKS)
+    worker.close()

@@ -1,0 +1,312 @@
+"""The autoscaler's process over real sockets: a real router, sim engines, and a Serve in memory."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.router.server import RouterServer
+from actors.scaling import server
+from actors.scaling.control import Controller
+from actors.scaling.fleet import Deployed, Fleet, Group, Replica
+from actors.scaling.journal import ScalingJournal, ScalingJournalConfig
+from actors.scaling.server import Autoscaler
+from actors.wire.channel import Identity
+from actors.wire.messages import Admin, AdminAnswer, Status
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.routing.registry import decode_policy, prefill_policy
+from policies.scaling.journal import replay
+from policies.scaling.observation import Observation
+from policies.scaling.registry import make
+from policies.scaling.rivals.fixed import Fixed
+from policies.state.views import Role
+from tests.actors.engine.rig import until
+from tests.actors.router.test_roles import Cluster, cluster  # noqa: F401  (a fixture)
+
+GROUPS = {
+    "p": Group("p", Role.PREFILL, 1, 2, 1),
+    "d": Group("d", Role.DECODE, 1, 3, 1, warm=1),
+}
+
+
+class Memory:
+    """A store and a Serve in memory; with `away` every call of Serve fails."""
+
+    def __init__(self) -> None:
+        self.saved: str | None = None
+        self.order: list[str] = []
+        self.fleet = Fleet(
+            {
+                "p": Deployed(1, (Replica("0", "n", 0.0),)),
+                "d": Deployed(2, (Replica("0", "n", 0.0), Replica("1", "n", 1.0))),
+            }
+        )
+        self.away = False
+        self.answer_s = 0.0
+
+    async def load(self) -> str | None:
+        return self.saved
+
+    async def save(self, memory: str) -> None:
+        self.saved = memory
+        self.order.append("save")
+
+    async def read(self) -> Fleet:
+        await asyncio.sleep(self.answer_s)
+        if self.away:
+            raise ConnectionError("no Serve")
+        return self.fleet
+
+    async def set(self, targets: Mapping[str, int]) -> None:
+        if self.away:
+            raise ConnectionError("no Serve")
+        self.order.append(f"set {dict(targets)}")
+        groups = {
+            name: dataclasses.replace(deployed, target=targets.get(name, deployed.target))
+            for name, deployed in self.fleet.groups.items()
+        }
+        self.fleet = dataclasses.replace(self.fleet, groups=groups)
+
+
+async def autoscaler(
+    cluster: Cluster,  # noqa: F811
+    memory: Memory,
+    generation: int = 1,
+    journal: Path | None = None,
+) -> Autoscaler:
+    async def find() -> tuple[str, ...]:
+        return cluster.router.addresses
+
+    limits = {"prefill_max": 2, "decode_max": 3, "warm_min": 1, "warm_max": 1, "budget": 5}
+    policy = make("fixed", {"limits": limits})
+    controller = Controller(policy, GROUPS, "test", await memory.load())
+    me = Identity("autoscaler", f"a{generation}", None, generation)
+    written = None if journal is None else ScalingJournal(ScalingJournalConfig(str(journal)), policy, "test")
+    made = Autoscaler(me, find, controller, memory, memory, written)
+    made.start()
+    return made
+
+
+@pytest.fixture
+async def fleet(cluster: Cluster) -> Cluster:  # noqa: F811
+    await cluster.engine("p-0", "prefill")
+    await cluster.engine("d-0", "decode")
+    await cluster.engine("d-1", "decode", duty="warm")
+    return cluster
+
+
+def duty(fleet: Cluster, engine: str) -> str | None:
+    return next((info.duty for info in fleet.router.engines.infos() if info.id == engine), None)
+
+
+async def ask(fleet: Cluster, **asked: Any) -> tuple[int, Any]:
+    """An administrator's call, over a connection of an ingress."""
+    from tests.actors.router.test_server import peer
+
+    ingress = await peer(fleet.router, "ingress", "i")
+    ingress.channel.send(Admin(1, "scale", json.dumps(asked).encode()))
+    answer = await ingress.get(AdminAnswer)
+    assert isinstance(answer, AdminAnswer)
+    ingress.channel.close()
+    return answer.status, json.loads(answer.body)
+
+
+async def test_a_warm_engine_is_activated_and_the_pool_is_refilled_by_serve(fleet: Cluster) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    status, told = await ask(fleet, counts={"d": 2})
+    assert (status, told["mode"]) == (200, "manual")
+    await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    # what is about to be set is saved first
+    assert memory.order[memory.order.index("set {'d': 3}") - 1] == "save"
+    await scaler.stop()
+
+
+async def test_the_steps_of_real_starts_become_leads_and_metrics(fleet: Cluster) -> None:
+    """Sim engines start in milliseconds, and Serve made their replicas three seconds before."""
+    memory = Memory()
+    group = memory.fleet.groups["d"]
+    made = tuple(r._replace(started_s=time.time() - 3.0) for r in group.replicas)
+    memory.fleet = dataclasses.replace(
+        memory.fleet, groups={**memory.fleet.groups, "d": dataclasses.replace(group, replicas=made)}
+    )
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.controller.start_steps is not None, "steps")
+    steps = scaler.controller.start_steps
+    assert steps is not None
+    # began before the replica was made by this test's clock: the two engines started first
+    assert steps.reserve_s < 3.0
+    assert 0.0 < steps.process_s < 60.0
+    assert (steps.weights_s, steps.post_load_s) == (0.0, 0.0)
+    assert steps.announce_s > 0.0
+    await until(lambda: "start_step_seconds_process" in fleet.router.status().gauges, "gauges")
+    gauges = fleet.router.status().gauges
+    assert gauges["start_step_seconds_process"] == steps.process_s
+    assert gauges["lead_seconds_start"] != 60.0
+    _, told = await ask(fleet)
+    assert told["start_steps"]["process_s"] == steps.process_s
+    await scaler.stop()
+
+
+async def test_a_later_autoscaler_goes_on_and_the_earlier_one_does_nothing(fleet: Cluster) -> None:
+    memory = Memory()
+    first = await autoscaler(fleet, memory)
+    await until(lambda: first.rounds > 0, "a round")
+    await ask(fleet, counts={"d": 2})
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    second = await autoscaler(fleet, memory, 2)
+    await until(lambda: second.rounds > 0, "a round of the second")
+    rounds = first.rounds
+    await until(lambda: second.rounds > 2, "rounds of the second")
+    assert first.rounds <= rounds + 1
+    status, told = await ask(fleet)
+    assert (status, told["mode"], told["by"]) == (200, "manual", "an administrator")
+    await first.stop()
+    await second.stop()
+
+
+async def test_without_serve_or_a_router_nothing_is_done_and_then_it_goes_on(fleet: Cluster) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    memory.away = True
+    await ask(fleet, counts={"d": 2})
+    rounds = scaler.rounds
+    await asyncio.sleep(1.5)
+    assert scaler.rounds <= rounds + 1
+    scaler.check()
+    memory.away = False
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    await scaler.stop()
+
+
+async def test_a_question_without_an_autoscaler_says_what_to_set(fleet: Cluster, tmp_path: Path) -> None:
+    status, told = await ask(fleet)
+    assert status == 404
+    assert "scaling" in told["message"]
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+async def test_a_router_that_is_killed_mid_plan_is_replaced_and_the_plan_and_the_streams_go_on(
+    fleet: Cluster, tmp_path: Path
+) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    decoding = next(node for node in fleet.rig.nodes if node.engine.info().id == "d-0")
+    decoding.client.decode("s", list(range(10, 60)), max_tokens=400)
+    await until(lambda: decoding.client.outs("s"), "first token")
+    scaler.controller.scale({"d": 2})
+    await fleet.router.stop()
+    rounds = scaler.rounds
+    dispatcher = Dispatcher(DispatchConfig(), prefill_policy("round_robin"), decode_policy("round_robin"))
+    fleet.router = RouterServer(Identity("router", "r2"), dispatcher, generation=2)
+    await fleet.router.start([f"unix:{tmp_path}/router2.sock"])
+    await until(lambda: scaler.rounds > rounds, "a round with the new router")
+    await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    assert (duty(fleet, "p-0"), duty(fleet, "d-0")) == ("active", "active")
+    await decoding.client.text("s")
+    for node in fleet.rig.nodes:
+        await node.rests()
+    await scaler.stop()
+
+
+async def test_an_engine_that_dies_as_it_is_activated_is_replaced_by_serves_next_one(fleet: Cluster) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    await ask(fleet, counts={"d": 2})
+    await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
+    await fleet.reporters[2].stop()
+    # Serve makes another replica in its place, and the one more that was ordered
+    replicas = tuple(Replica(own, "n", float(own)) for own in ("0", "2", "3"))
+    memory.fleet = dataclasses.replace(
+        memory.fleet, groups={**memory.fleet.groups, "d": Deployed(3, replicas)}
+    )
+    await fleet.engine("d-2", "decode", duty="warm")
+    await until(lambda: duty(fleet, "d-2") == "active", "the replacement is active")
+    await fleet.engine("d-3", "decode", duty="warm")
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds + 2, "rounds after it")
+    assert [duty(fleet, f"d-{n}") for n in (0, 2, 3)] == ["active", "active", "warm"]
+    assert memory.fleet.groups["d"].target == 3
+    await scaler.stop()
+
+
+async def test_a_report_that_is_no_number_ends_neither_observations_nor_plans(fleet: Cluster) -> None:
+    from tests.actors.router.test_server import engine
+
+    memory = Memory()
+    broken = await engine(fleet.router, "d-7", "decode")
+    nan = float("nan")
+    names = ("step_s", "prefill_steps", "prefill_step_tokens", "decode_steps", "decode_step_seqs")
+    totals = dict.fromkeys((*names, "decode_step_kv_tokens"), nan)
+    scaler = await autoscaler(fleet, memory)
+    for _ in range(4):
+        broken.channel.send(Status("d-7", 0, 0, 0, 0, nan, totals=totals))
+        rounds = scaler.rounds
+        await until(lambda rounds=rounds: scaler.rounds > rounds, "a round")  # type: ignore[misc]
+    assert fleet.router.status().totals["internal_errors"] == 0
+    await ask(fleet, counts={"d": 2})
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    await scaler.stop()
+
+
+async def test_a_late_observation_is_not_acted_on_and_the_next_one_in_time_is(
+    fleet: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory()
+    memory.answer_s = 0.2
+    monkeypatch.setattr(server, "STALE_S", 0.1)
+    scaler = await autoscaler(fleet, memory)
+    # Serve answers when the observation is too old
+    await until(lambda: scaler._latest is not None, "an observation")
+    await asyncio.sleep(1.5)
+    assert scaler.rounds == 0 and scaler.controller.last is None
+    memory.answer_s = 0.0
+    monkeypatch.setattr(server, "STALE_S", 5.0)
+    await until(lambda: scaler.rounds > 0, "a round")
+    await scaler.stop()
+
+
+async def test_an_error_of_the_policy_is_told_and_journalled_and_questions_and_orders_go_on(
+    fleet: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory, journal=tmp_path / "journal")
+    await until(lambda: scaler.rounds > 0, "a round")
+    decides = Fixed.step
+
+    def fails(policy: Fixed, seen: Observation, state: Any) -> Any:
+        raise KeyError("demand")
+
+    monkeypatch.setattr(Fixed, "step", fails)
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds + 1, "rounds with a broken policy")
+    for asked in ({}, {"plan": True}, {"counts": {"d": 2}, "plan": True}):
+        status, told = await ask(fleet, **asked)
+        assert (status, told["plan"] is not None) == (200, True)
+    status, told = await ask(fleet, counts={"d": 2})
+    assert (status, told["held"]) == (200, "the policy failed: KeyError('demand')")
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    monkeypatch.setattr(Fixed, "step", decides)
+    await until(
+        lambda: scaler.controller.last is not None and scaler.controller.last.held is None, "it recovers"
+    )
+    await scaler.stop()
+    (file,) = (tmp_path / "journal").iterdir()
+    steps = list(replay(file.read_text().splitlines()))
+    failed = [step for step in steps if step.written == "KeyError('demand')"]
+    assert 0 < len(failed) < len(steps)
+    # the policy that replays it is whole: only these differ
+    assert [step.same for step in steps].count(False) == len(failed)

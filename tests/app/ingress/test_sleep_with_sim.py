@@ -1,0 +1,290 @@
+"""Scale to zero over real sockets: ingress, router, autoscaler and sim engines; only Serve is in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.router import observing
+from actors.scaling.control import Controller
+from actors.scaling.fleet import Deployed, Fleet, Group, Replica
+from actors.scaling.server import Autoscaler
+from actors.wire.channel import Identity
+from app.ingress.asgi import IngressApp
+from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
+from app.ingress.metrics import IngressMetrics
+from app.ingress.status import status_of
+from app.ingress.tokenizer import WordCodec
+from policies.scaling.registry import make
+from policies.state.standby import Phase
+from policies.state.views import Role
+from tests.app.ingress.rig import MODEL, VOCAB, Rig, make_router, rig, until
+from tests.app.ingress.test_with_sim import Sim
+
+GROUPS = {"p": Group("p", Role.PREFILL, 0, 2, 1), "d": Group("d", Role.DECODE, 0, 2, 1)}
+# without slots that are free a queue lasts; the router's timeout is far shorter than a wake
+QUEUE_TIMEOUT_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of a second, of which the first begins soon: idle time is known only after the first one."""
+    monkeypatch.setattr(observing, "Observer", partial(observing.Observer, length_s=1.0))
+    monkeypatch.setattr(observing, "HANDOVER_S", 0.5)
+
+
+@dataclass
+class Serve:
+    """A Serve and a store in memory: replicas are sim engines, which start and stop by the numbers that are set. With
+    `broken` none ever starts.
+    """
+
+    made: Rig
+    directory: Path
+    start_s: float = 0.0
+    broken: bool = False
+    targets: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 1))
+    sims: dict[str, Sim] = field(default_factory=dict)
+    saved: str | None = None
+    born: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def load(self) -> str | None:
+        return self.saved
+
+    async def save(self, memory: str) -> None:
+        self.saved = memory
+
+    async def read(self) -> Fleet:
+        groups = {
+            name: Deployed(
+                self.targets[name],
+                tuple(
+                    Replica(engine.partition("-")[2], "n", 0.0)
+                    for engine in self.sims
+                    if engine.startswith(name)
+                ),
+                "no node has the resources" if self.broken else "",
+            )
+            for name in GROUPS
+        }
+        return Fleet(groups)
+
+    async def set(self, targets: Mapping[str, int]) -> None:
+        self.targets |= targets
+        task = asyncio.create_task(self.follow())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def follow(self) -> None:
+        for name, number in self.targets.items():
+            own = [engine for engine in self.sims if engine.startswith(name)]
+            for engine in own[number:]:
+                await self.sims.pop(engine).stop()
+            for _ in range(number - len(own) if not self.broken else 0):
+                self.born += 1
+                await asyncio.sleep(self.start_s)
+                engine = f"{name}-{self.born}"
+                role = GROUPS[name].role.value
+                self.sims[engine] = await Sim.start(
+                    self.made, self.directory, engine, role, max_model_len=512
+                )
+
+
+@dataclass
+class Asleep:
+    """An application without engines, whose autoscaler waits for a request."""
+
+    made: Rig
+    serve: Serve
+    scaler: Autoscaler
+    generation: int = 1
+
+    @property
+    def phase(self) -> Phase:
+        return self.scaler.controller.standby.phase
+
+    def told(self) -> str | None:
+        """Returns the phase that the ingress knows."""
+        standby = self.made.connections.standby()
+        return None if standby is None else standby.phase
+
+    async def new_autoscaler(self) -> None:
+        """Ends the autoscaler and starts another one with its memory."""
+        await self.scaler.stop()
+        self.generation += 1
+        self.scaler = await autoscaler(self.made, self.serve, self.generation)
+
+    async def new_router(self) -> None:
+        """Ends the router and starts another one, which knows nothing."""
+        await self.made.router.stop()
+        await until(lambda: not self.made.connections.router_connected(), "the loss of the router")
+        self.made.router = make_router(self.serve.directory, queue_timeout_s=QUEUE_TIMEOUT_S)
+        await self.made.router.start([f"unix:{self.serve.directory}/router.sock"])
+
+
+async def autoscaler(made: Rig, serve: Serve, generation: int = 1, wake_limit_s: float = 30.0) -> Autoscaler:
+    async def find() -> tuple[str, ...]:
+        return made.router.addresses
+
+    limits = {"prefill_min": 0, "decode_min": 0, "prefill_max": 2, "decode_max": 2, "budget": 4}
+    sleep = {"idle_s": 0.5, "wake_limit_s": wake_limit_s}
+    policy = make("fixed", {"limits": limits, "sleep": sleep})
+    me = Identity("autoscaler", f"a{generation}", None, generation)
+    scaler = Autoscaler(me, find, Controller(policy, GROUPS, "test", serve.saved), serve, serve)
+    scaler.start()
+    return scaler
+
+
+@asynccontextmanager
+async def asleep(directory: Path, wake_limit_s: float = 30.0) -> AsyncIterator[Asleep]:
+    """An application that has served with two engines and fallen asleep by itself."""
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
+    async with rig(directory, [], config, queue_timeout_s=QUEUE_TIMEOUT_S) as made:
+        serve = Serve(made, directory)
+        await serve.follow()
+        await until(lambda: made.connections.ready() is None, "a ready ingress")
+        scaler = await autoscaler(made, serve, wake_limit_s=wake_limit_s)
+        app = Asleep(made, serve, scaler)
+        # windows count from some seconds after the ingress has come
+        await until(lambda: app.told() == "asleep" and not serve.sims, "sleep")
+        await until(lambda: not made.connections.engines(), "a fleet without engines")
+        yield app
+        await app.scaler.stop()
+        for sim in serve.sims.values():
+            await sim.stop()
+        await made.idle()
+
+
+def ask(app: Asleep, tokens: int = 5, headers: dict[str, str] | None = None, **more: Any) -> Any:
+    body: dict[str, Any] = {"prompt": [1] * 40, "max_tokens": tokens} | more
+    return asyncio.create_task(app.made.client.post("/v1/completions", json=body, headers=headers))
+
+
+async def test_an_application_that_sleeps_is_ready_and_a_request_wakes_it(tmp_path: Path) -> None:
+    async with asleep(tmp_path) as app:
+        made = app.made
+        assert (await made.client.get("/health/ready")).status_code == 200
+        models = (await made.client.get("/v1/models")).json()["data"]
+        assert [(m["id"], m["max_model_len"]) for m in models] == [(MODEL, 512)]
+        status = status_of(made.connections, made.app.requests, "fast", None)
+        assert (status["ready"], status["sleep"]) == (
+            True, {"phase": "asleep", "wake_limit_s": 30.0, "reason": None},
+        )  # fmt: skip
+        # what no engine could serve is refused at once, and wakes nothing
+        too_long = await ask(app, prompt=[1] * 600)
+        assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        unknown = await ask(app, model="another")
+        assert unknown.status_code == 404
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        chat = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+        refused = await made.client.post("/v1/chat/completions", json=chat)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        mode = await ask(app, headers={"x-sluice-mode": "colocated"})
+        assert (mode.status_code, mode.json()["error"]["code"]) == (503, "no_colocated_engine")
+        assert app.phase is Phase.ASLEEP
+        # a wake lasts longer than the queue's timeout
+        app.serve.start_s = 0.8
+        tasks = [ask(app) for _ in range(5)]
+        await until(lambda: app.told() == "waking", "a wake")
+        assert (await made.client.get("/health/ready")).status_code == 200
+        assert [task.result().status_code for task in tasks if (await task)] == [200] * 5
+        assert sorted(app.serve.sims) == ["d-4", "p-3"]
+        await until(lambda: app.told() == "awake", "awake")
+        # and it sleeps again
+        await until(lambda: app.told() == "asleep" and not app.serve.sims, "sleep")
+
+
+@pytest.mark.parametrize("who", ["router", "autoscaler", "router and autoscaler", "ingress", "all"])
+async def test_processes_that_restart_while_everything_sleeps_still_wake_it(tmp_path: Path, who: str) -> None:
+    async with asleep(tmp_path) as app:
+        made = app.made
+        if who in ("autoscaler", "all"):
+            await app.new_autoscaler()
+        if who in ("router and autoscaler",):
+            await app.scaler.stop()
+        if who != "autoscaler" and who != "ingress":
+            await app.new_router()
+        client, connections = made.client, made.connections
+        if who in ("ingress", "all"):
+            # another ingress, which has never seen an engine
+            config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, expects_prefill=True)
+            metrics = IngressMetrics(MODEL)
+
+            async def find() -> tuple[str, ...]:
+                return made.router.addresses
+
+            connections = IngressConnections(config, Identity("ingress", "new"), find, metrics)
+            other = IngressApp(config, connections, WordCodec(VOCAB), metrics, {"version": "0.0"})
+            await connections.start()
+            client = httpx.AsyncClient(transport=httpx.ASGITransport(other), base_url="http://x", timeout=100)
+            await until(lambda: connections.ready() is None, "the new ingress is ready")
+        assert (await client.get("/health/ready")).status_code == 200
+        body = {"prompt": [1] * 40, "max_tokens": 5}
+        task = asyncio.create_task(client.post("/v1/completions", json=body))
+        if who == "router and autoscaler":
+            # the request waits here for a router that has heard of the sleep
+            await until(lambda: connections.router_connected() and connections.fleet is not None, "a router")
+            await asyncio.sleep(0.5)
+            assert not task.done() and connections.decides_here()
+            app.scaler = await autoscaler(made, app.serve, 2)
+        answer = await task
+        assert answer.status_code == 200, answer.text
+        if connections is not made.connections:
+            await client.aclose()
+            await connections.stop()
+
+
+async def test_a_request_without_a_router_waits_for_one_and_wakes(tmp_path: Path) -> None:
+    async with asleep(tmp_path) as app:
+        made = app.made
+        await made.router.stop()
+        await until(lambda: made.connections.decides_here(), "the ingress alone")
+        assert (await made.client.get("/health/ready")).status_code == 200
+        task = ask(app)
+        # longer than the ingress waits for engines that were lost
+        await asyncio.sleep(3.5)
+        assert not task.done()
+        await app.new_router()
+        assert (await task).status_code == 200
+
+
+async def test_a_wake_that_fails_is_503_with_its_reason_and_a_later_one_succeeds(tmp_path: Path) -> None:
+    async with asleep(tmp_path, wake_limit_s=2.0) as app:
+        made = app.made
+        app.serve.broken = True
+        answer = await ask(app)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "wake_failed")
+        said = "d: 0 of 1 replicas run: no node has the resources"
+        assert "none could be started" in error["message"] and said in error["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        ready = await made.client.get("/health/ready")
+        assert ready.status_code == 503 and said in ready.json()["error"]["message"]
+        # at once
+        assert (await ask(app)).json()["error"]["code"] == "wake_failed"
+        app.serve.broken = False
+        await app.serve.follow()
+        await until(lambda: app.told() == "awake", "an engine after all")
+        assert (await ask(app)).status_code == 200
+
+
+async def test_a_wake_is_asked_for_at_once_and_not_at_the_next_observation(tmp_path: Path) -> None:
+    """Observations come once a second; ten wakes that had to wait for one would take 5 s in the mean."""
+    async with asleep(tmp_path) as app:
+        loop, waited_s = asyncio.get_running_loop(), []
+        for _ in range(3):
+            await until(lambda: app.told() == "asleep" and not app.serve.sims, "sleep")
+            begun_s = loop.time()
+            task = ask(app)
+            await until(lambda: any(app.serve.targets.values()), "an order to Serve")
+            waited_s.append(loop.time() - begun_s)
+            assert (await task).status_code == 200
+        assert min(waited_s) < 0.3

@@ -1,0 +1,177 @@
+"""The scaling experiments: their loads, plans by hand, what they count and compare."""
+
+import json
+
+import pytest
+
+from benchmarks.experiments import scaling_burst as burst
+from benchmarks.experiments import scaling_common as common
+from benchmarks.experiments import scaling_diurnal as diurnal
+from benchmarks.experiments import scaling_fork as fork
+from benchmarks.experiments import scaling_ratio_shift as shift
+from benchmarks.experiments import scaling_scale as scale
+from benchmarks.experiments import scaling_steady as steady
+from benchmarks.experiments import scaling_tuning as tuning
+from benchmarks.experiments.base import Results
+from policies.scaling.base import Limits
+from policies.scaling.registry import SCALING
+
+ALL = (burst, diurnal, fork, scale, shift, steady, tuning)
+
+
+def results(module, values) -> Results:
+    """Returns results in which `values(name, config)` gives each variant's only run."""
+    variants = {v.name: v.config for v in module.variants(False)}
+    runs = {name: {0: values(name, config)} for name, config in variants.items()}
+    return Results(module.__name__, False, variants, runs)
+
+
+def run(share: float, engine_s: float, **more: float) -> dict[str, float]:
+    return {"slo_share": share, "fleet/engine_s": engine_s, **more}
+
+
+@pytest.mark.parametrize("module", ALL)
+def test_variants_have_names_of_their_own_and_plain_configs(module) -> None:
+    for quick in (False, True):
+        made = module.variants(quick)
+        assert len({v.name for v in made}) == len(made)
+        for variant in made:
+            assert json.loads(json.dumps(variant.config)) == json.loads(json.dumps(dict(variant.config)))
+
+
+def test_the_day_has_its_peak_at_noon_and_its_mean() -> None:
+    rates = diurnal.rates()
+    assert sum(rates) / len(rates) == pytest.approx(diurnal.MEAN_PER_S)
+    assert max(rates) / diurnal.MEAN_PER_S == pytest.approx(3.0, abs=0.02)
+    assert rates.index(max(rates)) in (len(rates) // 2 - 1, len(rates) // 2)
+    work = diurnal.work(1_000)
+    assert len(work) == pytest.approx(diurnal.MEAN_PER_S * diurnal.DAY_S, rel=0.1)
+    assert [r.at_s for r in work] == sorted(r.at_s for r in work)
+    noon = [r for r in work if abs(r.at_s - diurnal.DAY_S / 2.0) < 200.0]
+    assert len(noon) / 400.0 == pytest.approx(3.0 * diurnal.MEAN_PER_S, rel=0.2)
+
+
+def test_the_fewest_engines_carry_the_rate_and_one_fewer_does_not() -> None:
+    for rate in (0.1, 0.7, 1.5):
+        found = common.fewest(common.CHAT, rate)
+        carried = common.table(common.capability(), common.CHAT.demand(), common.MOST, common.Margins())
+        assert carried.prefill[found.prefill] >= rate > carried.prefill[found.prefill - 1]
+        assert carried.decode[found.decode] >= rate > carried.decode[found.decode - 1]
+
+
+def test_a_foreseen_plan_has_engines_before_they_are_needed() -> None:
+    """The second of three steps of 20 s needs more: its engines serve from the first step on, since a plan holds for
+    this step and the next, and with starts of 30 s they are warm at 0.
+    """
+    few, many = common.fewest(common.CHAT, 0.1), common.fewest(common.CHAT, 1.0)
+    plan = common.foreseen(common.CHAT, [0.1, 0.1, 1.0, 0.1], 20.0, 0.0, 30.0)
+    assert plan.timetable == (
+        (0.0, few, many.total - few.total),
+        (20.0, many, 0),
+        (40.0, many, 0),
+        (60.0, few, 0),
+    )
+
+
+def test_the_best_fixed_fleet_is_the_cheapest_with_enough_in_time() -> None:
+    costs = {"fixed 5P5D": run(0.95, 100.0), "fixed 5P6D": run(0.98, 110.0), "fixed 6P6D": run(0.995, 130.0)}
+
+    def values(name, config):
+        if config["policy"] == "fixed":
+            return costs.get(name, run(1.0, 150.0))
+        return run(0.99, 70.0 if name == common.OURS else 80.0 if name != diurnal.FORESEEN else 60.0)
+
+    found = results(diurnal, values)
+    assert diurnal.best_fixed(found) == "fixed 6P6D"
+    rows = {row.name: row for row in diurnal.compare(found)}
+    assert rows["engine time of ours, of that of fixed 6P6D"].ours == pytest.approx(100.0 * 70.0 / 130.0)
+    assert rows["engine time of ours, of that of fixed 6P6D"].met
+    over = rows["engine time of ours, of the foreseeing plan's"]
+    assert (over.ours, over.met) == (pytest.approx(100.0 * 70.0 / 60.0), True)
+    assert rows["ours against ongoing: engine time"].met
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "met"),
+    [
+        (run(0.99, 100.0), run(0.98, 110.0), True),
+        (run(0.99, 100.0), run(0.99, 100.0), True),
+        (run(0.98, 110.0), run(0.99, 100.0), False),
+        (run(0.99, 110.0), run(0.99, 100.0), False),
+        (run(0.99, 110.0), run(0.97, 100.0), None),
+        (run(0.97, 90.0), run(0.99, 100.0), None),
+    ],
+)
+def test_a_rival_is_beaten_where_ours_is_worse_in_neither(ours, theirs, met) -> None:
+    found = Results("x", False, {"a": {}, "b": {}}, {"a": {0: ours}, "b": {0: theirs}})
+    assert common.against(found, "a", "b", "it").met is met
+
+
+def test_the_ratio_shifts_with_each_half() -> None:
+    work = shift.work(1_000)
+    assert [r.at_s for r in work] == sorted(r.at_s for r in work)
+    assert len({r.request_id for r in work}) == len(work)
+    middle = [r for r in work if shift.HALF_S <= r.at_s < 2.0 * shift.HALF_S]
+    assert max(r.prompt_tokens for r in middle) < 4_000
+    assert len(middle) == pytest.approx(shift.OUTPUTS[1] * shift.HALF_S, rel=0.1)
+    best = {"fixed 4P4D": 3.0}
+    found = results(
+        shift,
+        lambda name, c: run(
+            0.9,
+            1.0,
+            **{"goodput_per_s": best.get(name, 4.0 if name == common.OURS else 2.0), "fleet/switches": 5.0},
+        ),
+    )
+    row = shift.compare(found)[0]
+    assert (row.name, row.ours, row.met) == (
+        "goodput of ours above fixed 4P4D",
+        pytest.approx(100.0 / 3.0),
+        True,
+    )
+
+
+def test_the_knee_is_the_smallest_pool_that_is_nearly_as_good() -> None:
+    shares = dict(zip(burst.POOLS, (0.5, 0.7, 0.987, 0.99), strict=True))
+    found = results(
+        burst, lambda name, c: run(shares[c["pool"]] if c["policy"] == common.OURS else 0.6, 100.0)
+    )
+    rows = {row.name: row for row in burst.compare(found)}
+    assert rows["the knee of attainment over the pool"].ours == burst.POOLS[2]
+    assert rows["attainment does not fall with the pool"].met
+
+
+def test_changes_are_counted_after_the_first_hour() -> None:
+    rows = [
+        (1.0, 1, 1, 0, 0, 0, 0),
+        (900.0, 2, 1, 0, 0, 0, 0),
+        (4_000.0, 2, 1, 0, 1, 0, 0),
+        (5_000.0, 2, 2, 0, 0, 0, 0),
+    ]
+    assert steady.changes(rows, 3_600.0) == 1
+    assert steady.changes(rows, 0.5) == 2
+    assert steady.changes(rows[:3], 3_600.0) == 0
+
+
+def test_what_a_fleet_carries_is_divided_among_its_engines() -> None:
+    rate, first = scale.carried(64)
+    assert first.total == 64
+    assert common.fewest(scale.MIX, rate).total <= 64 < common.fewest(scale.MIX, rate * 1.05).total
+    timed = scale.Timed(common.policy("fixed", {}, Limits()), [])
+    assert timed.limits == Limits() and timed.initial() is not None
+
+
+def test_a_fork_beside_requests_ends_and_takes_what_the_tree_says() -> None:
+    """A tree of one gets 16 GB over 12.5 GB/s in 1.28 s, behind the little KV that the source sends."""
+    config = {"source": "prefill", "shape": "tree", "engines": 1, "level": 1}
+    found = fork.run_one(config, 0)
+    assert found["fork_s"] == pytest.approx(1.28, rel=0.15)
+    assert found["requests"] == pytest.approx(25.0, abs=16.0)
+
+
+def test_each_policy_is_tuned_by_a_grid_of_like_size_and_cost_punishes_lateness() -> None:
+    sizes = {name: len(grid) for name, grid in tuning.GRIDS.items()}
+    assert set(sizes) == {*SCALING, diurnal.FORESEEN} - {"fixed"}
+    assert sizes[common.OURS] <= max(sizes[rival] for rival in common.RIVALS) + 1
+    found = results(tuning, lambda name, c: run(0.985, 3_600.0))
+    assert tuning.cost(found, next(iter(found.variants))) == pytest.approx(1.0 + 20.0 * 0.005)

@@ -1,0 +1,312 @@
+"""The live measurements of a fleet that scales, without an app: configurations, figures and verdicts by hand."""
+
+import json
+import mmap
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from app.config import AppConfig
+from app.replicas import start_of as logged_start
+from benchmarks.document import OTHERS
+from benchmarks.live import kept, scaling, scaling_steps
+from benchmarks.live.fleet import Answer
+from benchmarks.live.scaling import SMALL, Burst, Setup, burst_plan, pool_size, stream_plans
+from benchmarks.live.scaling_report import attainment, draw, harm, mean_steps, scaling_rows, steps_rows
+from benchmarks.live.scaling_steps import cached_share, compared, evict, read_whole, start_of, steps_of
+
+
+@pytest.mark.parametrize("setup", [Setup(), SMALL])
+def test_every_app_is_a_valid_configuration(setup: Setup, tmp_path: Path) -> None:
+    joint = {"policy": "joint", "params": {"limits": {"step": setup.burst.decode_most}}}
+    decodes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (scaling.group(setup, "d", 1, 1 + setup.batch, setup.batch), {}),
+        (scaling.group(setup, "d", 1, setup.burst.decode_most, setup.burst.warm), joint),
+        (scaling.group(setup, "d", 1, 1 + setup.pool, setup.pool), {}),
+        (scaling.group(setup, "d", 2, 5, 1, slots=2 * setup.streams), {}),
+    ]
+    for decode, more in decodes:
+        scaling.command(tmp_path, scaling.group(setup, "p", 1, 2), decode, more)
+        args = yaml.safe_load((tmp_path / "app.yaml").read_text())["applications"][0]["args"]
+        config = AppConfig.model_validate(args)
+        assert config.autoscaler.policy().limits.budget == 2 + decode["scaling"]["max"]
+        # Ray places all of them on one core
+        assert (2 + decode["scaling"]["max"]) * setup.num_cpus < 2.0
+
+
+def test_every_fleet_of_vllm_engines_is_a_valid_configuration() -> None:
+    setup = scaling_steps.Setup()
+    fleets = [
+        [
+            scaling_steps.group(setup, "prefill", 1, 1),
+            scaling_steps.group(setup, "decode", 1, 2, 1),
+        ],
+        [scaling_steps.group(setup, "prefill", 2, 2, slots=48), scaling_steps.group(setup, "decode", 1, 1)],
+        [scaling_steps.group(setup, "colocated", 1, 2)],
+    ]
+    for engines in fleets:
+        AppConfig.model_validate(
+            {
+                "model": {"path": "smollm2-135m-instruct"},
+                "engines": engines,
+                "scaling": {"enabled": True, "policy": "fixed"},
+            }
+        ).autoscaler.policy()
+
+
+def test_the_burst_has_eight_times_the_rate_and_streams_last_for_minutes() -> None:
+    setup = Setup()
+    times = [planned.at_s for planned in burst_plan(setup)]
+    assert burst_plan(setup) == burst_plan(setup)
+    rates = {
+        phase: sum(setup.burst.phase(at_s) == phase for at_s in times) / seconds
+        for phase, seconds in (("before", 60.0), ("burst", 60.0), ("after", 30.0))
+    }
+    assert rates["burst"] == pytest.approx(24.0, rel=0.1)
+    assert rates["before"] == pytest.approx(3.0, rel=0.3)
+    halves = stream_plans(setup)
+    tokens = sorted(json.loads(planned.body)["max_tokens"] for half in halves for planned in half)
+    assert len(tokens) == 200 and len(halves[0]) == 100
+    # 3,600 tokens of 50 ms are three minutes
+    assert (tokens[0], tokens[-1]) == (100, 3600)
+    assert sum(count * setup.stream_step_s >= 60.0 for count in tokens) > 30
+
+
+def test_the_pool_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = scaling.SPARE_BYTES + 10 * scaling.ENGINE_BYTES + 1
+
+    monkeypatch.setattr(scaling.psutil, "virtual_memory", Memory)
+    assert pool_size(Setup()) == (10, Memory.available)
+    assert pool_size(Setup(pool=3))[0] == 3
+
+
+def test_attainment_needs_both_objectives() -> None:
+    burst = asdict(Burst(lead_s=10.0, burst_s=10.0, ttft_slo_s=1.0, tpot_slo_s=0.1))
+    requests = [
+        [1.0, 0.5, 0.05],
+        [11.0, 1.5, 0.05],
+        [12.0, 0.5, 0.2],
+        [13.0, None, None],
+        [19.0, 1.0, 0.1],
+        [20.0, 0.1, 0.1],
+    ]
+    assert attainment(requests, burst) == {"before": 1.0, "burst": 0.25, "all": 0.5, "after": 1.0}
+
+
+def measured(**changed: Any) -> dict[str, Any]:
+    """A result of sim engines; `changed` are entries of its parts."""
+    pool = {"wanted": 2, "wanted_pool": 2, "first_text_s": [0.5, 9.0], "lost": {}, "used_bytes": 2**30}
+    streams = {
+        "streams": 200,
+        "longest_s": 180.0,
+        "grown": 5,
+        "drained": 4,
+        "switches": 4,
+        "migrations": 7,
+        "lost": {},
+        "undisturbed_lost": {},
+        "other_texts": 0,
+        "open_at_the_last_change": True,
+        "probes_lost": {},
+        "probes_differ": False,
+    }
+    parts: dict[str, Any] = {
+        "activation": {"rounds": [{"wanted": 2, "first_text_s": [0.1, 0.3], "lost": {}}], "ended_at": "x"},
+        "warm": pool,
+        "cold": {**pool, "first_text_s": [30.0, 60.0]},
+        "burst": {
+            "joint": {
+                "requests": [[1.0, 0.1, 0.01]],
+                "engines": [[0.0, 2, 6], [60.5, 2, 6], [61.0, 4, 6]],
+                "lost": {},
+            },
+            "ended_at": "x",
+        },
+        "streams": streams,
+    }
+    for name, change in changed.items():
+        parts[name] |= change
+    return {"config": asdict(Setup()), "parts": parts}
+
+
+def test_rows_of_sim_engines_have_their_aims() -> None:
+    rows = {row.name: row for row in scaling_rows(measured())}
+    p99 = rows["activation: order to first text, p99"]
+    assert p99.ours == pytest.approx(0.298) and p99.met is True
+    assert rows["warm pool: order to first text, last engine"].met is True
+    assert rows["cold pool: order to first text, last engine"].met is None
+    assert rows["burst, joint: first more engines after the burst's begin"].ours == 1.0
+    # six ready engines for a minute and a second
+    assert rows["burst, joint: engine time"].ours == pytest.approx(6.1)
+    assert all(row.met is not False for row in rows.values())
+    assert harm(measured()) == 0
+    late = {row.name: row for row in scaling_rows(measured(warm={"first_text_s": [0.5, 11.0]}))}
+    assert late["warm pool: order to first text, last engine"].met is False
+    missing = {row.name: row for row in scaling_rows(measured(warm={"first_text_s": [0.5]}))}
+    assert missing["warm pool: order to first text, last engine"].met is False
+    assert list(OTHERS["scaling_live/scaling.json"].read(measured())) == list(scaling_rows(measured()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"streams": {"lost": {"cut": 1}}},
+        {"streams": {"undisturbed_lost": {"cut": 1}}},
+        {"streams": {"other_texts": 1}},
+        {"streams": {"probes_lost": {"status 503": 1}}},
+        {"streams": {"probes_differ": True}},
+        {"warm": {"lost": {"cut": 1}}},
+        {"burst": {"joint": {"lost": {"cut": 1}}}},
+        {"activation": {"rounds": [{"wanted": 1, "first_text_s": [], "lost": {"cut": 1}}]}},
+    ],
+)
+def test_every_lost_request_and_other_text_is_harm(change: dict[str, Any]) -> None:
+    assert harm(measured(**change)) == 1
+
+
+def test_a_run_goes_on_after_its_finished_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def part(name: str) -> Callable[..., dict[str, Any]]:
+        def measure(setup: Setup, say: object) -> dict[str, Any]:
+            ran.append(name)
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+            return dict(measured()["parts"][name])
+
+        return measure
+
+    monkeypatch.setattr(scaling, "PARTS", {name: part(name) for name in ("activation", "streams")})
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    arguments = ["--seed", "3", "--out", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(arguments)
+    assert scaling.main(arguments) == 0
+    assert ran == ["activation", "streams", "streams"]
+    assert list((tmp_path / "kept").iterdir()) == []
+    whole = json.loads((tmp_path / "scaling.json").read_text())
+    assert whole["command"] == "python -m benchmarks.live.scaling --seed 3"
+    assert whole["machine"]["code_of"] and set(whole["parts"]) == {"activation", "streams"}
+
+
+# ------------------------------------------------------------------------------------------------------- vLLM engines
+
+
+def said(*tokens: tuple[str, float, float]) -> Answer:
+    """An answer with tokens, each with the logprobs of itself and of the next best."""
+    events = [
+        {
+            "choices": [
+                {
+                    "text": text,
+                    "logprobs": {"tokens": [text], "top_logprobs": [{text: best, "other": second}]},
+                }
+            ]
+        }
+        for text, best, second in tokens
+    ]
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return Answer(problem=None, body=body)
+
+
+def test_texts_may_part_at_a_near_tie_only() -> None:
+    one = said(("a", -0.1, -3.0), ("b", -0.7, -0.705), ("c", -0.1, -3.0))
+    assert compared(one, one) == "equal"
+    assert compared(one, said(("a", -0.1, -3.0), ("x", -0.7, -0.705))) == "near tie"
+    assert compared(one, said(("z", -0.1, -3.0), ("b", -0.7, -0.705))) == "other"
+    # one that ends early differs at no token
+    assert compared(one, said(("a", -0.1, -3.0))) == "other"
+
+
+def test_steps_of_a_start_add_up_to_the_time_to_the_first_token(tmp_path: Path) -> None:
+    phases = {"imports": 9.0, "config": 1.0, "core_spawn": 0.5, "worker_imports": 8.5, "weights": 3.0}
+    phases |= {"kv_cache": 0.5, "core_ready": 1.5, "warm_up": 1.0, "ready": 25.0}
+    told = {"process_at_s": 101.0, "replica_at_s": 103.0, "ready_at_s": 129.0, "phases": phases}
+    (tmp_path / "replica_x.log").write_text(f"INFO 1 -- start of c-ab: {json.dumps(told)}\nother\n")
+    assert start_of(tmp_path, "c-ab") == told
+    steps = steps_of(told, 100.0, 129.5, 130.0)
+    assert steps == {
+        "reserve": 1.0,
+        "process": 3.0,
+        "imports": 9.0,
+        "core": 10.0,
+        "weights": 3.0,
+        "post-load": 3.0,
+        "announce": 0.5,
+        "first token": 0.5,
+    }
+    assert sum(steps.values()) == 30.0
+    # Ray had an idle process before the order
+    assert steps_of({**told, "process_at_s": 50.0}, 100.0, 129.5, 130.0)["reserve"] == 0.0
+
+
+def test_a_replica_logs_what_the_steps_are_made_of() -> None:
+    class Engine:
+        phases: ClassVar = {"imports": 1.5, "ready": 2.0}
+
+    told = json.loads(json.dumps(logged_start(Engine(), 5.0)))  # type: ignore[arg-type]
+    assert told["replica_at_s"] == 5.0 and told["phases"] == {"imports": 1.5, "ready": 2.0}
+    assert 0 < told["process_at_s"] <= told["ready_at_s"]
+    assert logged_start(object(), 5.0)["phases"] == {}  # type: ignore[arg-type]
+
+
+def test_weights_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(64 * mmap.PAGESIZE + 1))
+    read_whole(tmp_path)
+    assert cached_share(tmp_path) == 1.0
+    evict(tmp_path)
+    if cached_share(tmp_path) == 1.0:
+        pytest.skip("this file system keeps its pages in memory")
+    assert cached_share(tmp_path) == 0.0
+    read_whole(tmp_path)
+    assert cached_share(tmp_path) == 1.0
+
+
+def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
+    runs = [
+        {"way": "cold", "steps": {"imports": 10.0, "weights": 8.0}},
+        {"way": "page cache", "steps": {"imports": 10.0, "weights": 2.0}},
+        {"way": "cold", "steps": {"imports": 12.0, "weights": 8.0}},
+        {"way": "warm", "steps": {"first token": 0.5}},
+    ]
+    assert mean_steps(runs)["cold"] == {"imports": 11.0, "weights": 8.0}
+    parts: dict[str, Any] = {
+        "starts": {"runs": runs},
+        "switch": {
+            "streams": 16,
+            "switch_s": [0.1, 0.2],
+            "lost": {},
+            "undisturbed_lost": {},
+            "other_texts": 0,
+            "near_ties": 1,
+        },
+        "drain": {
+            "leases": 20,
+            "requests": 48,
+            "lost": {},
+            "retries": 0.0,
+            "expired": 0.0,
+            "stopped_s": 30.0,
+        },
+    }
+    rows = {row.name: row for row in steps_rows({"parts": parts})}
+    assert rows["start, cold: order to first token"].ours == 19.0
+    assert rows["start, warm: order to first token"].ours == 0.5
+    assert all(row.met is not False for row in rows.values())
+    draw(runs, tmp_path, "steps")
+    assert (tmp_path / "steps.png").stat().st_size > 1000
+    # aims of ways that exist later
+    steps: dict[str, Any] = {"process": 2.0, "imports": 10.0, "core": 10.0}
+    later = [
+        {"way": "page cache", "steps": steps},
+        {"way": "overlapped", "steps": {**steps, "core": 2.0}},
+    ]
+    ratio = next(
+        row for row in steps_rows({"parts": {"starts": {"runs": later}}}) if "process and" in row.name
+    )
+    assert ratio.ours == pytest.approx(14 / 22) and ratio.met is True

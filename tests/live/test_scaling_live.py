@@ -1,0 +1,224 @@
+"""The autoscaler in the whole application on sim engines: replicas grow and shrink by hand under load without a failed
+request, an autoscaler that is killed goes on where the other was, and the command shows what would be done.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.serving import PATIENCE_S, App, config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+SCALE = "/sluice/admin/scale"
+
+
+def scaled(journal: Path) -> Any:
+    """Returns a change of the configuration: one prefill and two decode engines, one of these warm. All sleep when
+    nothing comes.
+    """
+
+    def change(args: dict[str, Any]) -> None:
+        small = {"kind": "sim", "num_cpus": 0.02}
+        steps = {"timing": {"decode_base_s": 0.02}}
+        args["engines"] = [
+            {"name": "p", "role": "prefill", **small, "options": steps, "scaling": {"min": 0, "max": 2}},
+            {
+                "name": "d",
+                "role": "decode",
+                **small,
+                "options": steps,
+                "scaling": {"min": 0, "max": 4, "warm": 1},
+                "placement_group_bundles": [{"CPU": 0.02}],
+            },
+        ]
+        args["scaling"] = {
+            "enabled": True,
+            "policy": "fixed",
+            "sleep_after_s": 12,
+            "wake_limit_s": 120,
+            "journal": {"folder": str(journal)},
+        }
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("journal")
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, journal: Path) -> Iterator[App]:
+    file = config_file(tmp_path_factory.mktemp("scaling"), "sim.yaml", scaled(journal))
+    with serving(file) as running:
+        yield running
+
+
+def scaling(app: App) -> dict[str, Any]:
+    answer = app.http.get(app.url + SCALE)
+    answer.raise_for_status()
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def duties(status: dict[str, Any]) -> dict[tuple[str, str], int]:
+    """Ready engines by group and duty."""
+    found: dict[tuple[str, str], int] = {}
+    for engine in status["engines"]:
+        if engine["state"] == "ready":
+            key = engine["id"].rpartition("-")[0], engine["duty"]
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def answers(app: App) -> bool:
+    """Whether an autoscaler is connected to the router and has a plan."""
+    return app.http.get(app.url + SCALE).status_code == 200
+
+
+def command(app: App, *arguments: str) -> str:
+    """Returns the text that `sluice scale` prints."""
+    run = [sys.executable, "-m", "sluice.cli", "scale", *arguments, "--base-url", app.url]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def stream(app: App, tokens: int) -> str:
+    body = {"model": "sim", "prompt": "the same prompt", "max_tokens": tokens, "stream": True, "seed": 1}
+    text = ""
+    with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                piece = json.loads(line[6:])
+                assert "error" not in piece, piece
+                text += piece["choices"][0]["text"]
+    return text
+
+
+class Load:
+    """Clients that stream the same answer again and again; `texts` has each answer, `errors` what failed."""
+
+    def __init__(self, app: App, clients: int, tokens: int) -> None:
+        self.texts: list[str] = []
+        self.errors: list[BaseException] = []
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(app, tokens), daemon=True) for _ in range(clients)
+        ]
+
+    def _run(self, app: App, tokens: int) -> None:
+        while not self._ended.is_set():
+            try:
+                self.texts.append(stream(app, tokens))
+            except BaseException as error:
+                self.errors.append(error)
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+def at_rest(**wanted: int) -> Any:
+    """Returns whether a status has these ready engines, such as `d_active=3`, and none else."""
+    keys = {(name.split("_")[0], name.split("_")[1]): n for name, n in wanted.items()}
+
+    def condition(status: dict[str, Any]) -> bool:
+        return duties(status) == keys
+
+    return condition
+
+
+def test_replicas_grow_and_shrink_under_load_and_an_autoscaler_may_die(app: App, journal: Path) -> None:
+    # whatever ran before may have left it asleep
+    stream(app, 5)
+    app.wait(at_rest(p_active=1, d_active=1, d_warm=1), "one of each serves, and one decode engine is warm")
+    undisturbed = stream(app, 40)
+    plan = command(app, "p=2", "d=3", "--plan")
+    assert "activate d-" in plan and "2 prefill, 3 decode, 0 colocated serve, 1 warm" in plan
+    assert "order     d: 4 replicas" in plan
+    assert scaling(app)["mode"] == "auto"
+
+    with Load(app, 6, 40) as load:
+        assert "mode      manual (by an administrator)" in command(app, "p=2", "d=3")
+        app.wait(lambda status: duties(status).get(("d", "active"), 0) >= 2, "the warm engine is active")
+        # killed while replicas start
+        os.kill(app.replica_pid("Autoscaler"), signal.SIGKILL)
+        app.wait(at_rest(p_active=2, d_active=3, d_warm=1), "the counts are reached after the kill")
+        assert scaling(app)["by"] == "an administrator"
+
+        killed = app.replica_pid("Autoscaler")
+        command(app, "p=1", "d=1")
+        os.kill(killed, signal.SIGKILL)
+        app.wait(at_rest(p_active=1, d_active=1, d_warm=1), "the counts are reached on the way down")
+        before = len(load.texts)
+        end_s = time.monotonic() + PATIENCE_S
+        while len(load.texts) < before + 6:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        # the counts can be reached while the killed autoscaler's successor still starts
+        app.wait(lambda _: answers(app), "an autoscaler is connected again")
+        # the policy, too, wants what there is
+        assert command(app, "--plan").count("order") == 0
+    assert load.errors == []
+    assert set(load.texts) == {undisturbed}
+    app.wait_idle()
+    assert psutil.pid_exists(app.replica_pid("Autoscaler"))
+    app.wait(lambda _: len(app.replica_pids("DEngine")) == 2, "no replica is left behind")
+
+    assert "mode      auto" in command(app, "auto")
+    refused = app.http.put(app.url + SCALE, json={"counts": {"d": 9}})
+    assert refused.status_code == 400
+    assert "1..4, the bounds in engines.d.scaling" in refused.json()["error"]["message"]
+
+    files = [str(path) for path in sorted(journal.iterdir())]
+    # one for each life of the autoscaler
+    assert len(files) >= 3
+    replayed = subprocess.run(
+        [sys.executable, "-m", "app.replay", *files], capture_output=True, text=True, check=False
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert replayed.stdout.count(" 0 different") == len(files)
+
+
+def test_an_idle_application_has_no_engine_and_the_next_request_wakes_it(app: App) -> None:
+    """From zero to the first token: Serve starts a replica of each group, and the request waits for both."""
+    undisturbed = stream(app, 40)
+    command(app, "auto")
+
+    def asleep(status: dict[str, Any]) -> bool:
+        return bool(status["sleep"]["phase"] == "asleep" and not status["engines"])
+
+    app.wait(asleep, "every engine has gone")
+    app.wait(
+        lambda _: not app.replica_pids("DEngine") and not app.replica_pids("PEngine"), "no replica is left"
+    )
+    assert app.http.get(app.url + "/health/ready").status_code == 200
+    assert app.http.get(app.url + "/v1/models").json()["data"][0]["max_model_len"]
+    assert "engines   asleep" in command(app)
+    # a router that has just started knows nothing of the sleep but from the autoscaler
+    os.kill(app.replica_pid("Router"), signal.SIGKILL)
+    begun_s = time.monotonic()
+    assert stream(app, 40) == undisturbed
+    print(f"from zero to the end of an answer, past a killed router: {time.monotonic() - begun_s:.1f} s")
+    app.wait(at_rest(p_active=1, d_active=1, d_warm=1), "all serve again")
+    assert app.status()["sleep"]["phase"] == "awake"
