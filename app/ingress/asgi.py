@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
 from app.ingress.fleet_metrics import FleetCollector
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
-from app.ingress.intake import Intake
+from app.ingress.intake import Intake, IntakeThreads, Prompts
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
@@ -59,6 +60,7 @@ class IngressApp:
         self.config = config
         self.connections = connections
         self._intake = Intake(config, codec)
+        self._intake_threads = IntakeThreads(config.tokenise_threads, config.max_tokenising_chars)
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
@@ -155,14 +157,17 @@ class IngressApp:
         plan = plan_chat(request.body, request.headers, self._defaults)
         self._check(plan, request)
         assert plan.request is not None
-        plan.prompts = [self._intake.render(plan.request)]
-        self._start(plan, reply, request_id, started_s)
+        size = len(request.body)
+        if size <= self.config.offload_prompt_chars:
+            plan.prompts = [self._intake.render(plan.request)]
+            size = len(plan.prompts[0])
+        self._start(plan, size, reply, request_id, started_s)
 
     def _completion(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         started_s = self._admit()
         plan = plan_completion(request.body, request.headers, self._defaults)
         self._check(plan, request)
-        self._start(plan, reply, request_id, started_s)
+        self._start(plan, sum(map(len, plan.prompts)), reply, request_id, started_s)
 
     def _check(self, plan: Plan, request: Request) -> None:
         self._intake.check(plan)
@@ -178,38 +183,40 @@ class IngressApp:
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.connections.now_s()
 
-    def _start(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> None:
+    def _start(self, plan: Plan, size: int, reply: Reply, request_id: RequestId, started_s: float) -> None:
+        """Begins the exchange of a plan: at once, or where `size` (characters, ids, or bytes of a conversation) is large
+        after its prompts were prepared in a thread.
+        """
         context = self.connections.context_tokens()
         if context is None:
             reason = self.connections.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
         self._intake.check_tools(plan, self.connections.decoding_features())
-        size = sum(len(prompt) for prompt in plan.prompts)
         if size <= self.config.offload_prompt_chars:
-            tokens = self._intake.encode(plan)
-            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
-            exchange = self._open(plan, reply, request_id, started_s)
-            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
+            prompts = self._intake.prepare(plan, context)
+            self._open(plan, reply, request_id, started_s).begin(prompts)
         else:
+            self._intake.check_lengths(plan, context)
+            self._intake_threads.take(size)
             exchange = self._open(plan, reply, request_id, started_s)
-            task = self._loop.create_task(self._start_large(exchange, context))
+            task = self._loop.create_task(self._start_large(exchange, context, size))
             self._preparing.add(task)
             task.add_done_callback(self._preparing.discard)
 
-    async def _start_large(self, exchange: HttpExchange, context: int) -> None:
-        """Tokenises a long prompt in a thread, so that other streams go on, and then begins the exchange."""
-        plan = exchange.plan
+    async def _start_large(self, exchange: HttpExchange, context: int, size: int) -> None:
+        """Begins an exchange after a thread has prepared its prompts, unless its client leaves meanwhile."""
         try:
-            tokens = await self._loop.run_in_executor(None, self._intake.encode, plan)
-            if exchange.closed:
-                return
-            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
-            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
+            prompts = await self._intake_threads.run(size, partial(self._prepare_unless_closed, exchange, context))
+            if prompts is not None and not exchange.closed:
+                exchange.begin(prompts)
         except ApiError as error:
             exchange.fail(error)
         except Exception:
             log.exception("tokenising failed")
             exchange.fail(ApiError(500, "Internal error; see the server's log."))
+
+    def _prepare_unless_closed(self, exchange: HttpExchange, context: int) -> Prompts | None:
+        return None if exchange.closed else self._intake.prepare(exchange.plan, context)
 
     def _open(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> HttpExchange:
         exchange = HttpExchange(self.requests, plan, reply, request_id, started_s)

@@ -42,7 +42,15 @@ class IngressConfig:
     progress_interval_s: Annotated[float, Number(above=0)] = 0.02
     sweep_interval_s: Annotated[float, Number(above=0)] = 0.1
     offload_prompt_chars: int = 16_384
-    """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread."""
+    """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread; for a
+    conversation, which is also rendered there, bytes of the body.
+    """
+    tokenise_threads: Annotated[int, Whole(1, 256)] = 2
+    """Threads that prepare long prompts; each keeps a core busy while it works."""
+    max_tokenising_chars: Annotated[int, Whole(1)] = 16 * 2**20
+    """Characters of long prompts that may wait for these threads; above it requests are answered with 429. Two threads
+    take about 3 s for so much.
+    """
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
     replicas: Annotated[int, Whole(1)] = 1
