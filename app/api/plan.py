@@ -49,12 +49,13 @@ class Plan:
     engine_chat: bytes | None = None
 
     def check_lengths(self, fewest_tokens: Callable[[str], int], max_model_len: int) -> None:
-        """Raises `ApiError` 400 if a prompt is too long however it is tokenised; a text has `fewest_tokens` at least."""
+        """Raises `ApiError` 400 if a prompt cannot fit the context; a text has `fewest_tokens` tokens at least."""
         for prompt in self.prompts:
-            known = not isinstance(prompt, str)
-            least = len(prompt) if known else fewest_tokens(prompt)
+            least = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
             if least >= max_model_len:
-                raise self._too_long(str(least) if known else f"at least {least}", max_model_len)
+                raise self._too_long(
+                    f"at least {least}" if isinstance(prompt, str) else str(least), max_model_len
+                )
 
     def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
         """Returns the max_tokens of each prompt.

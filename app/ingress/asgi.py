@@ -23,6 +23,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
 from app.ingress.fleet_metrics import FleetCollector
+from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake, IntakeThreads, Prompts
 from app.ingress.metrics import IngressMetrics
@@ -65,6 +66,9 @@ class IngressApp:
         self.versions = versions
         self.transport = "plain"
         self.metrics_port: int | None = None
+        self.request_memory = RequestMemory(
+            config.max_waiting_bytes, partial(metrics.listener_refused, "memory")
+        )
         self.requests = OpenRequests(connections)
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
@@ -184,8 +188,9 @@ class IngressApp:
         return self.connections.now_s()
 
     def _start(self, plan: Plan, size: int, reply: Reply, request_id: RequestId, started_s: float) -> None:
-        """Begins the exchange of a plan: at once, or where `size` (characters, ids, or bytes of a conversation) is large
-        after its prompts were prepared in a thread.
+        """Begins the exchange of a plan: at once, or after a thread has prepared its prompts where they are long.
+
+        `size` is in characters, ids, or bytes of a conversation that is not rendered yet.
         """
         context = self.connections.context_tokens()
         if context is None:
@@ -206,7 +211,9 @@ class IngressApp:
     async def _start_large(self, exchange: HttpExchange, context: int, size: int) -> None:
         """Begins an exchange after a thread has prepared its prompts, unless its client leaves meanwhile."""
         try:
-            prompts = await self._intake_threads.run(size, partial(self._prepare_unless_closed, exchange, context))
+            prompts = await self._intake_threads.run(
+                size, partial(self._prepare_unless_closed, exchange, context)
+            )
             if prompts is not None and not exchange.closed:
                 exchange.begin(prompts)
         except ApiError as error:
@@ -281,30 +288,41 @@ class IngressApp:
             raise ValueError(f"this application does not speak {scope['type']}")
         reply = AsgiReply(self.config.slow_client_bytes)
         headers = {name.lower(): value for name, value in scope["headers"]}
-        body = await self._read_body(headers, receive)
-        if body is None:
-            return
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        request = Request(scope["method"], path, headers, body)
-        if len(body) > self.config.max_body_bytes:
-            self._refuse(too_large(self.config.max_body_bytes), reply, self._request_id(request))
-        else:
+        request = Request(scope["method"], path, headers, b"")
+        try:
+            body = await self._read_body(headers, receive)
+            if body is None:
+                return
+            request.body = body
             self.dispatch(request, reply)
+        except ApiError as error:
+            self._refuse(error, reply, self._request_id(request))
         await reply.pump(receive, send)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Returns the body, or a first part longer than the limit. Returns None if the client left meanwhile."""
-        limit = self.config.max_body_bytes
+        """Returns the body, or None if the client left meanwhile. Raises `ApiError` 413 or 503 if it is too long."""
+        memory, limit = self.request_memory, self.config.max_body_bytes
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if not message.get("more_body", False) or size > limit:
-                return b"".join(parts)
+        announced = headers.get(b"content-length", b"")
+        try:
+            if announced.isdigit():
+                memory.check_announced(min(int(announced), limit))
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                parts.append(message.get("body", b""))
+                memory.change(size, size + len(parts[-1]))
+                size += len(parts[-1])
+                if size > limit:
+                    raise too_large(limit)
+                memory.check_held(size)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            memory.change(size, 0)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

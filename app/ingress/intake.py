@@ -12,7 +12,6 @@ from app.api.schema import ChatRequest
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import TemplateError, TextCodec
 
-
 R = TypeVar("R")
 
 
@@ -75,11 +74,12 @@ class Intake:
     def prepare(self, plan: Plan, context: int) -> Prompts:
         """Returns the tokens of a plan, which must fit the context. Renders a conversation that is not rendered yet.
 
-        Prompts that came as token ids stay as they are. Raises `ApiError` 400.
+        Prompts that came as token ids stay as they are. Raises `ApiError` 400. The caller has checked the lengths of
+        long prompts.
         """
         if not plan.prompts and plan.request is not None:
             plan.prompts = [self.render(plan.request)]
-        self.check_lengths(plan, context)
+            self.check_lengths(plan, context)
         encode, special = self.codec.encode, plan.add_special_tokens
         tokens = [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
         budgets = plan.fit(tokens, context, self.codec.vocab_size)

@@ -83,8 +83,8 @@ class HfCodec:
         return self._bound.fewest(text)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # `Tokenizer.encode` holds the GIL for as long as it takes, 0.7 s for 1 MB; the batch calls of tokenizers release
-        # it. The fast one leaves offsets out, which takes half the time.
+        # `Tokenizer.encode` holds the GIL for as long as it takes, 0.7 s for 1 MB; the batch calls release it. The fast
+        # one leaves offsets out, which takes half the time.
         (made,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = made.ids
         return ids
