@@ -29,6 +29,7 @@ from typing import Any
 import httpx
 import psutil
 
+from app.admin_key import authorize
 from benchmarks import plots
 from benchmarks.experiments import agreement
 from benchmarks.experiments.agreement import Times
@@ -128,7 +129,7 @@ def _own_cpu_s() -> float:
 
 def _set_policies(port: int, policies: tuple[str, str]) -> None:
     """Sets the live app's policies, and waits until it has no request."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0, auth=authorize) as client:
         change = dict(zip(("prefill", "decode"), policies, strict=True))
         client.put("/sluice/admin/policy", json=change).raise_for_status()
         for _ in range(300):

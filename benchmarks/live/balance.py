@@ -29,6 +29,7 @@ from typing import Any
 
 import httpx
 
+from app.admin_key import authorize
 from benchmarks.live import machine as record
 from benchmarks.live.balance_report import block_of, blocks_of, table
 from benchmarks.live.kept import Parts
@@ -232,7 +233,8 @@ def run(setup: Setup, round_: int, server: Server, say: Any) -> tuple[list[Windo
     thread = threading.Thread(target=lambda: results.append(drive(load)), daemon=True)
     thread.start()
     windows = []
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
+    url = f"http://127.0.0.1:{server.command.port}"
+    with httpx.Client(base_url=url, timeout=30, auth=authorize) as client:
         time.sleep(setup.learn_s)
         for policy in setup.policies:
             answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})

@@ -34,6 +34,7 @@ import httpx
 import numpy as np
 import psutil
 
+from app.admin_key import authorize
 from benchmarks.experiments.composition_twin import (
     MODEL,
     Cluster,
@@ -117,7 +118,8 @@ class Run:
     def __init__(self, server: Server, setup: Setup, say: Callable[[str], None]) -> None:
         self._server, self._setup, self._say = server, setup, say
         self._port = server.command.port
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30.0)
+        url = f"http://127.0.0.1:{self._port}"
+        self._client = httpx.Client(base_url=url, timeout=30.0, auth=authorize)
         self._prompts = np.random.default_rng(setup.seed)
         self.problems: list[str] = []
         self.sent = 0

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from app.admin_key import authorize
 from benchmarks.live.load import StreamConnection, request_bytes, run_fast
 from benchmarks.live.openloop import Planned
 from benchmarks.live.servers import ServerError
@@ -163,7 +164,7 @@ class Fleet:
     """The app's fleet, over its API. Methods raise httpx's errors."""
 
     def __init__(self, port: int) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, auth=authorize)
 
     def close(self) -> None:
         """Ends the connections."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from app.admin_key import authorize
 from benchmarks.live.load import Load, LoadResult, body_of, drive
 from benchmarks.live.machine import command as said
 from benchmarks.live.machine import facts, save
@@ -65,7 +66,8 @@ class Run:
 
     def __init__(self, command: Command, model: str, connections: int, say: Callable[[str], None]) -> None:
         self.model, self.connections, self.say = model, connections, say
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{command.port}", timeout=120)
+        url = f"http://127.0.0.1:{command.port}"
+        self.client = httpx.Client(base_url=url, timeout=120, auth=authorize)
         self.port = command.port
         self.rows: list[dict[str, Any]] = []
         self.problems: list[str] = []
