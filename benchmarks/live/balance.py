@@ -27,14 +27,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from app.admin_key import authorize
 from benchmarks.live import machine as record
 from benchmarks.live.balance_report import block_of, blocks_of, table
 from benchmarks.live.kept import Parts
 from benchmarks.live.load import Load, LoadResult, body_of, drive
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 from benchmarks.loads import Window, look
 from benchmarks.plots import bars, figure, save
@@ -233,8 +230,7 @@ def run(setup: Setup, round_: int, server: Server, say: Any) -> tuple[list[Windo
     thread = threading.Thread(target=lambda: results.append(drive(load)), daemon=True)
     thread.start()
     windows = []
-    url = f"http://127.0.0.1:{server.command.port}"
-    with httpx.Client(base_url=url, timeout=30, auth=authorize) as client:
+    with administrator(server.command.port, 30.0) as client:
         time.sleep(setup.learn_s)
         for policy in setup.policies:
             answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})

@@ -19,7 +19,7 @@ SECRET = b"the wire's secret"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This user's folder, which does not exist yet."""
+    """The folder of this user, which does not exist yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"sluice-{os.getuid()}"
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_key_is_refused_and_says_to_remove_it(
         KeyFile(8000).take()
 
 
-# ------------------------------------------------------------------------------------------------------ who is told it
+# ------------------------------------------------------------------------------------------------------ who gets it
 
 
 URLS = [
@@ -173,12 +173,12 @@ URLS = [
 ]
 
 
-@pytest.mark.parametrize(("url", "told"), URLS)
-def test_only_a_server_of_this_machine_is_told_the_key(url: str, told: bool) -> None:
+@pytest.mark.parametrize(("url", "gets"), URLS)
+def test_only_a_server_of_this_machine_gets_the_key(url: str, gets: bool) -> None:
     key = KeyFile(8000).take()
     request = authorize(httpx.Request("GET", url))
-    assert request.headers.get("authorization") == (f"Bearer {key}" if told else None)
-    assert key_of_this_machine(url) == (key if told else None)
+    assert request.headers.get("authorization") == (f"Bearer {key}" if gets else None)
+    assert key_of_this_machine(url) == (key if gets else None)
 
 
 def test_the_port_of_the_scheme_counts_where_the_url_has_none() -> None:

@@ -109,10 +109,10 @@ def test_the_admin_key_is_in_a_file_that_the_command_reads_and_a_restart_keeps(a
         assert done.returncode == 0, done.stderr
 
     show()
-    killed = app.replica_pid("IngressReplica")
+    killed = app.replica_pid("Ingress")
     os.kill(killed, signal.SIGKILL)
     app.wait(
-        lambda status: status["ready"] and killed not in app.replica_pids("IngressReplica"),
+        lambda status: status["ready"] and killed not in app.replica_pids("Ingress"),
         "another ingress serves",
     )
     assert path.read_text().strip() == key

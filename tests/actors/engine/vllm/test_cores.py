@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_leaves_no_claim(tmp_path: Path) -> None:
 
 
 def test_the_folder_above_is_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
-    """It holds the sockets and the admin key of this user's processes."""
+    """The folder above holds the sockets and the admin key of this user's processes."""
     umask = os.umask(0o002)
     try:
         held = claim(((0,),), 0, tmp_path / "sluice-7" / "cores")
