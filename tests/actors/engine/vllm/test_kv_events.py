@@ -216,4 +216,4 @@ async def test_each_data_parallel_rank_has_sockets_of_its_own() -> None:
         for publisher in ranks:
             publisher.shutdown()
     finally:
-        remove_kv_sockets(VllmEngineConfig(engine_id="e", model="m", role="decode"))
+        remove_kv_sockets(config)
