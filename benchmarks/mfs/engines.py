@@ -89,7 +89,7 @@ class Sizes:
     others: int = 0
     slots: int = 32
     max_model_len: int = 2_048
-    lease_s: int = 240
+    lease_s: int = 300
     silent_s: float = SILENT_S
     prefill_kv_gib: float = 4.0
     decode_kv_gib: float = 2.0

@@ -32,8 +32,9 @@ class Site:
         self.address = f"unix:{directory}/agent.sock"
         self.agent: FlowAgent | None = None
 
-    async def start_agent(self, **arbiter: Any) -> FlowAgent:
-        self.agent = FlowAgent(Identity("agent", "agent-z"), "z", NODES, AgentConfig(arbiter=arbiter))
+    async def start_agent(self, beat_s: float = 0.005, **arbiter: Any) -> FlowAgent:
+        config = AgentConfig(arbiter=arbiter, beat_s=beat_s)
+        self.agent = FlowAgent(Identity("agent", "agent-z"), "z", NODES, config)
         await self.agent.start([self.address])
         return self.agent
 
@@ -102,6 +103,28 @@ async def test_reads_of_one_node_share_it_by_permits_and_holds_are_told(site: Si
     assert agent.desk.totals["permits"] >= 1
     for node in (p, *decoders):
         await node.rests()
+
+
+@pytest.mark.parametrize(("silent_s", "unscheduled"), [(0.02, True), (60.0, False)])
+async def test_a_held_read_waits_for_a_silent_agent_as_long_as_the_option_says(
+    site: Site, silent_s: float, unscheduled: bool
+) -> None:
+    """An agent without beats says nothing while a chunk of 64 KiB at 1 MB/s is on its way."""
+    agent = await site.start_agent(beat_s=60.0, window=1, whole_read_when_alone=False, port_bytes_per_s=1e6)
+    p = await site.node("p", "prefill", links={"*": SimLink(1e6)})
+    timing = {"transfer_bandwidth_bytes_per_s": 1e6}
+    decoders = [await site.node(f"d{n}", "decode", timing=timing, flow_silent_s=silent_s) for n in range(2)]
+    await site.joined(p, *decoders)
+    for n, d in enumerate(decoders):
+        await read(p, d, f"r{n}", [n + 1, *PROMPT], 5.0)
+    for n, d in enumerate(decoders):
+        assert (await d.client.wait(f"r{n}", Admitted)).transfer_bytes == 51 * 20_000
+    assert (agent.desk.totals["unscheduled_reads_silent"] > 0) == unscheduled
+
+
+def test_a_silence_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="flow_silent_s is 0"):
+        SimEngineConfig("e", flow_silent_s=0.0)
 
 
 async def test_without_an_agent_at_the_address_reads_go_on(site: Site) -> None:
