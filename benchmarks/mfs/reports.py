@@ -1,4 +1,4 @@
-"""What the flow agent says of the flows that have ended. An agent reports to a router once a second, and here takes the
+"""The flow agent's word on the flows that have ended. An agent reports to a router once a second, and here takes the
 benchmark for one.
 """
 

@@ -29,7 +29,7 @@ def test_engines_take_the_options(role: str) -> None:
 
 
 def test_a_read_may_be_held_until_the_end_of_a_run() -> None:
-    """What cannot be in time waits for all other reads, which above the link's capacity end with the run."""
+    """A read that cannot be in time waits for all others, which above the link's capacity end with the run."""
     workload = Workload()
     # 46 kB a token in float32, in blocks of 32 tokens: 31.6 MB on average, and 240 of them at 47.5 MB/s take 160 s
     mean_bytes = workload.mean_bytes({"tight": 288 * 46_080, "loose": 2_016 * 46_080})

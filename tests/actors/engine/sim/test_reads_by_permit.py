@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
 from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.ranks import sim_engine
@@ -45,10 +46,12 @@ class Site:
         return await self.rig.node(sim_engine(config), name)
 
     async def joined(self, *engines: Node) -> None:
-        """Waits until the agent knows these engines."""
+        """Waits until the agent and these engines know each other."""
         agent = self.agent
         assert agent is not None
         await until(lambda: agent.report().gauges["workers"] >= len(engines), "engines at the agent")
+        movers = [cast(SimEngine, node.engine)._mover for node in engines]
+        await until(lambda: all(mover.connected for mover in movers), "the agent at the engines")
 
 
 @pytest.fixture
