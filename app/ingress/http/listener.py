@@ -18,7 +18,6 @@ from functools import partial
 import uvicorn
 
 from actors import garbage
-from app.ingress.admin import is_loopback
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
@@ -89,7 +88,6 @@ class Listener:
             dispatch=self._dispatch,
             max_body_bytes=self._app.config.max_body_bytes,
             slow_client_bytes=self._app.config.slow_client_bytes,
-            local=is_loopback(config.host),
             memory=self._app.request_memory,
             max_connections=max_connections,
             observed=OBSERVED,

@@ -54,9 +54,9 @@ Dispatch = Callable[[Request, Reply], None]
 class FastHttpProtocol(asyncio.Protocol):
     """One client connection.
 
-    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes`, `local` (it is bound to a loopback address),
-    `memory`, `max_connections`, `observed` (the paths that are answered beyond them), and `refused`, which counts a
-    refusal by its reason. uvicorn's `Server` adds the other arguments for each connection that it accepts.
+    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes`, `memory`, `max_connections`, `observed` (the
+    paths that are answered beyond them), and `refused`, which counts a refusal by its reason. uvicorn's `Server` adds
+    the other arguments for each connection that it accepts.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class FastHttpProtocol(asyncio.Protocol):
         dispatch: Dispatch,
         max_body_bytes: int,
         slow_client_bytes: int,
-        local: bool,
         memory: RequestMemory,
         max_connections: int,
         observed: Collection[str],
@@ -78,7 +77,6 @@ class FastHttpProtocol(asyncio.Protocol):
         self._dispatch = dispatch
         self._max_body_bytes = max_body_bytes
         self._slow_client_bytes = slow_client_bytes
-        self._local = local
         self._memory = memory
         self._max_connections = max_connections
         self._observed = observed
@@ -199,7 +197,7 @@ class FastHttpProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive() and not self._crowded
-        request = Request(method, self._path(), self._headers, body, self._local)
+        request = Request(method, self._path(), self._headers, body)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:

@@ -153,7 +153,9 @@ async def test_what_waits_is_answered_and_reading_goes_on(tmp_path: Path) -> Non
 async def test_many_small_parts_count_what_they_take(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made, clients(made) as connect:
         client = await connect()
-        client.send(b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 1000)
+        client.send(
+            b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 1000
+        )
         # 1,000 parts of 2 bytes, each of which takes 64 more
         await until(lambda: held(made) > 66_000, "66 kB held")
         client.leave()

@@ -74,7 +74,9 @@ def too_long(answer: httpx.Response) -> str:
     return str(error["message"])
 
 
-async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(tmp_path: Path, codec: CountingCodec) -> None:
+async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(
+    tmp_path: Path, codec: CountingCodec
+) -> None:
     text = "the END is near, and " * (4 * MIB // 21)
     # 4 Mi characters are 599,186 tokens of 7 at least, and 1.8 million in truth
     context = 700_000
@@ -142,7 +144,9 @@ class Gate:
         monkeypatch.setattr(WordCodec, "encode", held)
 
 
-async def test_few_long_prompts_wait_and_short_ones_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_long_prompts_wait_and_short_ones_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     config = IngressConfig(
         served_names=(MODEL,),

@@ -50,7 +50,15 @@ def falling_back() -> Tokenizer:
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PIECES = st.sampled_from(
-    ["e\u0304\u0301", "\u03b1\u0313\u0300\u0345", "\x04\x06", "👩‍👩‍👧", "    ", "a a", "<|a_token_longer_than_others|>"]
+    [
+        "e\u0304\u0301",
+        "\u03b1\u0313\u0300\u0345",
+        "\x04\x06",
+        "👩‍👩‍👧",
+        "    ",
+        "a a",
+        "<|a_token_longer_than_others|>",
+    ]
 )
 
 
