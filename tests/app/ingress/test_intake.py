@@ -16,7 +16,7 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import HfCodec, WordCodec
 from tests.app.ingress.play import byte_tokenizer
-from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+from tests.app.ingress.rig import MODEL, pair, rig, until
 
 MIB = 2**20
 CHARS_PER_TOKEN = 7
@@ -88,10 +88,10 @@ async def test_the_loop_goes_on_while_a_long_prompt_is_tokenised(
         assert "The prompt has 1797" in too_long(answer)
         assert codec.encoded == [len(text)]
         await made.idle()
+    # `Tokenizer.encode` would hold the GIL for four times as long as for a quarter of the text
     began_s = time.monotonic()
-    tokenizer.encode(text)
-    plain_s = time.monotonic() - began_s
-    assert max(gaps) < plain_s / 3
+    tokenizer.encode(text[: len(text) // 4])
+    assert max(gaps) < time.monotonic() - began_s
 
 
 def prompt(text: str) -> tuple[str, dict[str, Any]]:
