@@ -89,7 +89,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._current: HttpReply | None = None
         self._waiting_bytes = 0
         self._held_bytes = 0  # as `_memory` counts them
-        self._unread = False  # reading has stopped, because a request waits
+        self._unread = False  # a request waits; no reading
         self._crowded = False  # one of the spare connections
         self._paused = False
         self._closing = False  # no further request is read
@@ -192,7 +192,7 @@ class FastHttpProtocol(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._in_request = False
         if self._closing:
-            return  # the request before this one ended the connection
+            return  # an earlier request ended it
         version = self._parser.get_http_version()
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -1,4 +1,4 @@
-"""What clients can make the ingress hold before it answers: bytes of requests, connections, and half requests."""
+"""Bounds on what the ingress holds for clients before it answers: bytes of requests, connections, half requests."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ async def running(made: Rig) -> str:
 
 
 async def test_a_connection_holds_one_request_behind_the_one_that_runs(tmp_path: Path) -> None:
-    """It sends eight requests of 4 MiB; what the ingress does not read, the client cannot send."""
+    """A client sends eight requests of 4 MiB; it cannot send what the ingress does not read."""
     large = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a" * 4 * MIB, "max_tokens": 1}))
     async with rig(tmp_path, pair(tmp_path, auto=False)) as made, clients(made) as connect:
         client = await connect()
