@@ -230,10 +230,16 @@ async def test_all_connections_together_hold_so_many_bytes(tmp_path: Path, fast:
         assert await growing.refusal() == (503, "request_memory", "1")
         await until(lambda: held(made) < 1_000_000, "nothing held of what was refused")
         assert refusals(made, "memory") == 2
-        # small requests are never kept out by large ones
-        small = await connect()
-        small.send(SHORT)
-        assert (await small.answer())[0] == 200
+        # small requests are never kept out: 11 halves of 59,000 bytes pass the bound
+        smalls = [await connect() for _ in range(11)]
+        body = orjson.dumps({"prompt": "a" * 59_970, "max_tokens": 2})
+        small = raw("POST", "/v1/completions", body)
+        for one in smalls:
+            one.send(small[: -len(body) + 59_000])
+        await until(lambda: held(made) > 1_500_000, "many small halves")
+        for one in smalls:
+            one.send(small[-len(body) + 59_000 :])
+            assert (await one.answer())[0] == 200
         # and what was there first is served
         first.send(large[900_000:])
         assert (await first.answer())[0] == 200
