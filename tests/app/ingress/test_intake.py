@@ -24,11 +24,18 @@ CHARS_PER_TOKEN = 7
 
 
 class CountingCodec(HfCodec):
-    """The codec of a directory, which notes the length of each text that it tokenises."""
+    """The codec of a directory, which notes the length of each text that it tokenises, and whether it rendered a
+    conversation in the main thread.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.encoded: list[int] = []
+        self.rendered_here: list[bool] = []
+
+    def render_chat(self, *args: Any) -> str:
+        self.rendered_here.append(threading.current_thread() is threading.main_thread())
+        return super().render_chat(*args)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         self.encoded.append(len(text))
@@ -211,11 +218,16 @@ async def test_a_long_conversation_that_the_template_refuses_is_answered(
         await made.idle()
 
 
-async def test_a_long_conversation_is_served(tmp_path: Path, codec: CountingCodec) -> None:
+async def test_a_long_conversation_is_rendered_and_tokenised_aside(
+    tmp_path: Path, codec: CountingCodec
+) -> None:
     async with rig(tmp_path, pair(tmp_path, max_model_len=20_000), codec=codec) as made:
         path, body = conversation("the END is " * 2000)
         answer = await made.client.post(path, json=body)
         assert answer.json()["usage"]["prompt_tokens"] == len(codec.encode("the END is " * 2000, False))
         (prefill,) = made.engines["p"].of(wire.Prefill)
         assert len(prefill.tokens) == answer.json()["usage"]["prompt_tokens"]
+        path, body = conversation("the END")
+        assert (await made.client.post(path, json=body)).status_code == 200
+        assert codec.rendered_here == [False, True]
         await made.idle()
