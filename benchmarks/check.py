@@ -11,7 +11,8 @@
 - A figure that cites no file and is not marked as given is a problem (`benchmarks.figures`).
 - A results file whose runs are of several states of the code, of code in no commit, of other code than that of the
   commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
-  has changed since is none; such files are listed, here and in docs/results.md.
+  has changed since is none; such files are listed, here and in docs/results.md. So are live results of a machine that
+  was overloaded before they were measured.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.checkout import PRODUCT, ROOT, Origin, code_at, code_digest, imp
 from benchmarks.document import OTHERS, document, expected, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
+from benchmarks.live.machine import overload
 from benchmarks.predictors.page import markdown
 from benchmarks.results_io import RUNS, Stored, load, row_as_json
 from benchmarks.runner import code_of
@@ -204,6 +206,9 @@ def _others(results: Path, checked: Checked) -> None:
                 file, provenance.of_other(whole), "; ".join(commands), of_known
             )
             checked.problems += _other_command(file, commands)
+            load = overload(whole)
+            if load is not None:
+                checked.notes.append(f"{file} is of an overloaded machine: {load}")
             if OTHERS[file].drawn:
                 checked.problems += _broken_plots(results, [path.with_suffix(".png")])
         elif not file.startswith("experiments/"):
