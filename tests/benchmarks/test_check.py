@@ -570,15 +570,15 @@ OF_DOCSTRINGS = Path(__file__).parent / "given_in_docstrings.txt"
 
 def docstrings(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
 
-def test_docstrings_of_experiments_have_figures_of_papers_and_settings_only() -> None:
+def test_docstrings_of_benchmarks_have_figures_of_papers_and_settings_only() -> None:
     """A docstring can cite no results file, so it may not say what was measured; docs/results.md does."""
     found = {
-        f"{path.stem}: {figure}"
-        for path in (ROOT / "benchmarks/experiments").glob("*.py")
+        f"{path.relative_to(ROOT / 'benchmarks').with_suffix('')}: {figure}"
+        for path in (ROOT / "benchmarks").rglob("*.py")
         for text in docstrings(path)
         for _, figure in figures.unmarked(text)
     }
