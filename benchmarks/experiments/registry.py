@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
+    "deepflow_tuning": "benchmarks.experiments.deepflow_tuning",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "flowkv_roles": "benchmarks.experiments.flowkv_roles",
