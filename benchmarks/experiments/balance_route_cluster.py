@@ -96,7 +96,11 @@ METHODS = (
     *(f"br_h {predictor}" for predictor in PREDICTORS),
     *(f"br_h_pool {predictor}" for predictor in PREDICTORS),
     *(f"ours {predictor}" for predictor in PREDICTORS),
+    "ours_leased oracle",
 )
+# What a deployment grants: the KV of a pooled request is lent for 30 s at a time, and for 600 s in all.
+LEASES = {"lease_s": 30.0, "max_lease_s": 600.0}
+ENDLESS_LEASE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +288,8 @@ def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) 
     """Returns the config of a method of METHODS; `params` replace parameters of BR-H.
 
     "br_0" and "br_h" are the paper's own, whose single best is of the window; "br_0_pool" and "br_h_pool" are the same
-    with the single best of the whole pool, as 3.2 may also be read; "ours" is BR-H with what was added to it.
+    with the single best of the whole pool, as 3.2 may also be read; "ours" is BR-H with what was added to it. Leases do
+    not end, except with "ours_leased", which is "ours" under `LEASES`.
     """
     config: dict[str, Any] = {
         "case": case,
@@ -296,8 +301,9 @@ def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) 
     if method in BASELINES:
         return config | {"policy": method, "params": {}}
     rule, _, predictor = method.partition(" ")
-    if rule == "ours":
+    if rule.startswith("ours"):
         own = {**OURS, **params}
+        config |= LEASES if rule == "ours_leased" else {}
     else:
         window = TUNED[rule.removesuffix("_pool")]
         own = {**PAPERS_OWN, "window": window, "pool_wide": rule.endswith("_pool"), **params}
@@ -337,7 +343,8 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
                 block_size_tokens=BLOCK_TOKENS,
                 prefill_budget_tokens=1 << 20,
                 prefix_cache=False,
-                lease_s=1e6,
+                lease_s=config.get("lease_s", ENDLESS_LEASE_S),
+                max_lease_s=config.get("max_lease_s", ENDLESS_LEASE_S),
             ),
             EngineSpec(
                 "decode",
