@@ -489,7 +489,9 @@ def _contents(shown: Sequence[Section]) -> str:
     """Returns the table of all results files with the code that made them."""
     lines = ["| results | commit | code | code since | overload |", "|---|---|---|---|---|"]
     lines += [
-        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} | {one.overload} |".replace("  ", " ")
+        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} | {one.overload} |".replace(
+            "  ", " "
+        )
         for one in shown
     ]
     return "\n".join(lines)

@@ -63,16 +63,9 @@ WARM_REQUESTS = 8_000
 RUSH_S = 0.1
 BLOCK_TOKENS = 256
 
-# BR-H's parameters that differ from its defaults, because the pool holds minutes of work and leases do not end. Chosen
-# on the training part, seeds from 100. In a model without transfers (`balance_route_bound` at its rule), 30 seeds of
-# `recurring-long` and 10 of `reasoning-long`, imbalance in tokens:
-#   slack 0.1, ageing_s 600, beta G                 21,400 +- 1,800   15,400 +- 2,300   (what this table had before)
-#   pool_lag 1, ageing_s 600, beta G                15,500 +- 530     12,000 +- 650
-#   the same with center 1: beta G / 4               18,400 / 12,300
-#   with ageing_s 1,200: beta 5 / 4 / 3 / 2.5       13,700 / 11,400 / 10,500 +- 330 / 11,400; 7,300 +- 270 at beta 3
-#   the last without pool_lag                        12,300            9,800
-# In the simulator itself, seeds 100 to 102 of `recurring-long`: 15,100 without forecasts; 18,700 with LightGBM's and
-# 24,600 with the oracle's in the paper's projection: hence `refill`.
+# BR-H's parameters that differ from its defaults, because the pool holds minutes of work and leases do not end. They
+# were chosen on the training part, seeds from 100, in trials that no file keeps: to be confirmed, or replaced, by the
+# next run of `balance_route_tuning`, which varies each of them.
 OURS: dict[str, Any] = {
     "ageing_s": 1_200.0,
     "pool_wide": True,
@@ -84,7 +77,7 @@ OURS: dict[str, Any] = {
 }
 # The parameters of the papers' own BR-0 and BR-H that are not their defaults: waits do not count.
 PAPERS_OWN: dict[str, Any] = {"ageing_s": None}
-# W of the paper's own forms (`balance_route_tuning`).
+# W of the paper's own forms (`balance_route_tuning`, which also varies H, gamma and beta around their defaults).
 TUNED = {"br_0": 12, "br_h": 12}
 
 BASELINES = ("random", "round_robin", "power_of_two", "join_shortest_queue")

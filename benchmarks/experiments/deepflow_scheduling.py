@@ -93,9 +93,7 @@ def _heatmap(rates: tuple[float, ...], length_s: float) -> Heatmap:
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    work = setup.code(
-        config["workload"], config["part"], config["rate_per_s"], config["length_s"], seed
-    )
+    work = setup.code(config["workload"], config["part"], config["rate_per_s"], config["length_s"], seed)
     policy, params = POLICIES[config["policy"]][0], dict(config["params"])
     if policy in ("pd_heatmap", "combined"):
         params["heatmap"] = _heatmap(tuple(config["heatmap_rates"]), config["heatmap_s"])

@@ -55,7 +55,9 @@ def compare(results: Results) -> list[Row]:
     whole = len(corrections) == len(CORRECTIONS)
     aim, met = (f"{used:g}, which deepflow_scheduling has", best == used) if whole else ("", None)
     rows = [Row("k of least mean JCT", None, best, aim=aim, met=met)]
-    rows += [Row(f"k = {k:g}: mean of JCT / least JCT", None, sums[k] / (2 * len(rates))) for k in corrections]
+    rows += [
+        Row(f"k = {k:g}: mean of JCT / least JCT", None, sums[k] / (2 * len(rates))) for k in corrections
+    ]
     for name in results.variants:
         seen = results.spread(name, JCT)
         rows.append(Row(f"{name}: mean JCT", None, seen.mean, "s", seen.half_width))

@@ -280,7 +280,9 @@ def find_trace(file: str, traces: Path | None = None) -> Path:
 
 def traces_of(files: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
     """Returns the published traces on this machine that the source `files` name, each with a digest of its content."""
-    return tuple(sorted({digest_of(file_of(source)) for name, source in _named(files, root) if available(name)}))
+    return tuple(
+        sorted({digest_of(file_of(source)) for name, source in _named(files, root) if available(name)})
+    )
 
 
 def missing_traces(files: Iterable[str], traces: Iterable[str], root: Path = ROOT) -> list[str]:

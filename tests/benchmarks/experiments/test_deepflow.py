@@ -92,15 +92,22 @@ def test_what_is_tuned_and_what_is_measured_are_other_rows_of_the_trace(
     deepflow_setup.halves.cache_clear()
     try:
         ids = {
-            part: {r.request_id for seed in range(12) for r in deepflow_setup.code(trace, part, 5.0, 60.0, seed)}
+            part: {
+                r.request_id for seed in range(12) for r in deepflow_setup.code(trace, part, 5.0, 60.0, seed)
+            }
             for part in (deepflow_setup.TUNED, deepflow_setup.MEASURED)
         }
         wholes = deepflow_setup.halves()
     finally:
         deepflow_setup.halves.cache_clear()
-    assert not ids[deepflow_setup.TUNED] & ids[deepflow_setup.MEASURED] and all(len(i) > 600 for i in ids.values())
+    assert not ids[deepflow_setup.TUNED] & ids[deepflow_setup.MEASURED] and all(
+        len(i) > 600 for i in ids.values()
+    )
     assert wholes[deepflow_setup.TUNED][-1].at_s <= wholes[deepflow_setup.MEASURED][0].at_s
-    for module, part in ((deepflow_tuning, deepflow_setup.TUNED), (deepflow_scheduling, deepflow_setup.MEASURED)):
+    for module, part in (
+        (deepflow_tuning, deepflow_setup.TUNED),
+        (deepflow_scheduling, deepflow_setup.MEASURED),
+    ):
         assert {v.config["part"] for v in module.variants(False)} == {part}
 
 
@@ -117,7 +124,9 @@ def test_the_load_correction_of_least_relative_jct_is_chosen() -> None:
         for name, c in variants.items()
     }
     results = Results("deepflow_tuning", False, variants, runs)
-    assert deepflow_tuning.regrets(results, [2.0, 8.0], [100.0, 300.0]) == pytest.approx({100.0: 6.0, 300.0: 5.0})
+    assert deepflow_tuning.regrets(results, [2.0, 8.0], [100.0, 300.0]) == pytest.approx(
+        {100.0: 6.0, 300.0: 5.0}
+    )
     first, *others = deepflow_tuning.compare(results)
     # only the whole grid chooses
     assert (first.ours, first.met) == (300.0, None)
