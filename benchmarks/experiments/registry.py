@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
+    "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
