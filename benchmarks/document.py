@@ -40,7 +40,8 @@ class Section:
 
     `origin` is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
     and `since` says whether that code is still the present one (`provenance.since`). `overload` is the load of a
-    machine that was overloaded before it measured (`benchmarks.live.machine`), else empty.
+    machine that was overloaded before it measured (`benchmarks.live.machine`), else empty. `fitted` says what of the
+    experiment was fitted on the figures that it is compared with (`registry.fitted`), or is empty.
     """
 
     file: str
@@ -52,6 +53,7 @@ class Section:
     since: str
     plots: tuple[str, ...] = ()
     overload: str = ""
+    fitted: str = ""
 
 
 # ------------------------------------------------------------------------------------- rows of files without rows
@@ -422,7 +424,8 @@ def _of_experiment(results: Path, path: Path) -> Section:
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
     since = provenance.since(origins, present)
-    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots)
+    fitted = registry.fitted(stored.results.experiment) or ""
+    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots, fitted=fitted)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -472,6 +475,8 @@ def document(results: Path = RESULTS) -> str:
     for one in shown:
         source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
         parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
+        if one.fitted:
+            parts.append(f"**Fitted on figures that stand beside it:** {one.fitted}.")
         papers = [row for row in one.rows if row.paper is not None]
         ours = [row for row in one.rows if row.paper is None]
         if papers:

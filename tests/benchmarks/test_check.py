@@ -398,6 +398,17 @@ def test_a_live_result_of_an_overloaded_machine_is_noted_and_its_figures_are_mar
     assert "| figure | ours, load 28.8 on 2 cores before the run |" in (root / "docs/results.md").read_text()
 
 
+def test_the_document_says_what_was_fitted_on_the_figures_beside_it(root: Path) -> None:
+    netkv = "experiments/netkv/netkv_load.json"
+    (root / "benchmarks/results/experiments/netkv").mkdir()
+    shutil.copy(RESULTS / netkv, root / "benchmarks/results" / netkv)
+    one, other = (section(root / "benchmarks/results", file).fitted for file in (netkv, FILE))
+    assert one.startswith("the times of a prefill, the rate at 100 %") and not other
+    assert document(root / "benchmarks/results").count(one) == 1
+    known = {start: [n for n in registry.EXPERIMENTS if n.startswith(start)] for start in registry.FITTED}
+    assert all(known.values())
+
+
 def test_a_results_file_that_should_be_there_is_missed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         check_module, "expected", lambda: [FILE, SWITCHING, "experiments/netkv/netkv_load.json"]
