@@ -12,11 +12,10 @@ The rule, which was written down before the runs of ten seeds: `balance_route_cl
 the W with the least sum over both workloads of mean imbalance / least mean imbalance there, in the reading "of the
 window". The tables have it as "br_0" and "br_h", and the other reading as "br_0_pool" and "br_h_pool".
 
-Then one parameter at a time is varied around the values in use (`TRIED`), of the paper's form and of ours, with grids of
-about the same size. The rule, which was written down before the first of these runs, is the same: the value of the least
-sum over both workloads of mean imbalance / least mean imbalance there takes the place of the one in use
-(`balance_route_cluster`), and the tables are measured after that. A value is its parameter's alone: all parameters
-together are not searched.
+Then one parameter at a time is varied around the values in use (`TRIED`), of the paper's form and of ours, with grids
+of about the same size. The rule, which was written down before the first of these runs, is the same: the value of the
+least sum over both workloads of mean imbalance / least mean imbalance there takes the place of the one in use
+(`balance_route_cluster`), and the tables are measured after that. No two parameters are varied together.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ SUMMARY = (
 SEEDS = (12, 1)
 
 OWN = {**cluster.STEP, "seconds_per_kv_token": cluster.SECONDS_PER_KV_TOKEN}
-# The best points of `composition_tuning`. Until its first run these are the defaults, and for the composition the choice
-# of trials that no file keeps: to be confirmed, or replaced, by that run.
+# The best points of `composition_tuning`. Until its first run these are the defaults, which for the composition were
+# chosen in trials that no file keeps: to be confirmed, or replaced, by that run.
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "NetKV": {},
     "BR-H": {},

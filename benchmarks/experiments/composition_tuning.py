@@ -23,7 +23,9 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "the composition, its parts and the static stack tuned alike, on seeds that are not measured; synthetic requests"
+SUMMARY = (
+    "the composition, its parts and the static stack tuned alike, on seeds of their own; synthetic requests"
+)
 SEEDS = (3, 1)
 FIRST_SEED = 100
 CELLS = ("9K 4:1 heavy barrier", "4K 4:1 light barrier")

@@ -54,9 +54,9 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 FITTED: dict[str, str] = {
     "netkv_": (
-        "the times of a prefill, the rate at 100 %, the paths of a transfer and the lengths of RAG prompts, on the paper's"
-        " Tables II to VI (`netkv_common`). TTFT, transfer times and rates agree by construction; what the schedulers"
-        " differ by is the test, and no figure is held out"
+        "the times of a prefill, the rate at 100 %, the paths of a transfer and the lengths of RAG prompts, on the"
+        " paper's Tables II to VI (`netkv_common`). TTFT, transfer times and rates agree by construction; what the"
+        " schedulers differ by is the test, and no figure is held out"
     ),
     "balance_route_table": (
         "the time of a decode step per KV token, on the throughput column of the paper's Table 1, and the mean and"

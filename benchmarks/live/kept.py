@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,23 @@ class Parts:
     def get(self, part: str) -> dict[str, Any] | None:
         """Returns a finished part, or None."""
         return self._parts.get(part)
+
+    def once(
+        self, part: str, measure: Callable[[], Mapping[str, Any]], say: Callable[[str], object]
+    ) -> dict[str, Any]:
+        """Returns a part that is kept already, and says so; otherwise measures it and keeps it."""
+        found = self.get(part)
+        if found is None:
+            return self.put(part, measure())
+        say(f"{part}: kept already, from {found['ended_at']}")
+        return found
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """Returns for each part when it ended, and the load before the run that measured it; for the result."""
+        return {
+            part: {name: found[name] for name in ("ended_at", LOAD) if name in found}
+            for part, found in self._parts.items()
+        }
 
     def put(self, part: str, found: Mapping[str, Any]) -> dict[str, Any]:
         """Keeps a finished part and returns it with the time, `ended_at`, and the load. An interrupted write leaves the

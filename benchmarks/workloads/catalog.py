@@ -303,8 +303,9 @@ def _named(files: Iterable[str], root: Path) -> Iterator[tuple[str, TraceSource]
     sources = [root / file for file in files if file.endswith(".py") and Path(file) != own]
     texts = [path.read_text("utf-8") for path in sources if path.is_file()]
     for name, source in WORKLOADS.items():
-        published = isinstance(source, TraceSource) and not source.shipped
-        if published and any(f'"{name}"' in text for text in texts):
+        if isinstance(source, SyntheticSource) or source.shipped:
+            continue
+        if any(f'"{name}"' in text for text in texts):
             yield name, source
 
 

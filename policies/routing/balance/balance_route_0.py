@@ -30,8 +30,8 @@ class BalanceRoute0:
     formula: ClassVar[str] = "cost = -score, score F = w_tokens - workers * max(0, w_tokens - margin_tokens)"
     needs: ClassVar[Needs] = Needs.NONE
     # The text of the paper lacks W. 12 is the best of 1 to 12 by a rule that was written down before its runs, for BR-0
-    # and for BR-H (`python -m benchmarks run balance_route_tuning`). It costs time, because a tick sums 2^W subsets for a
-    # worker: `python -m benchmarks.decisions` has a row for this W and one for 8.
+    # and for BR-H (`python -m benchmarks run balance_route_tuning`). It costs time, because a tick sums 2^W subsets for
+    # a worker: `python -m benchmarks.decisions` has a row for this W and one for 8.
     window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 12
     """W, the number of pool entries from which stage 2 chooses."""
     # ASSUMPTION: the text of the paper lacks the threshold.
