@@ -65,11 +65,13 @@ FITTED: dict[str, str] = {
     ),
     "balance_route_sensitivity": "as for Table 1",
 }
-"""What was fitted on the very figures that an experiment is compared with, by the beginning of its name."""
+"""Sentences on the constants that were fitted on the very figures that an experiment is compared with, by the beginning
+of its name.
+"""
 
 
 def fitted(name: str) -> str | None:
-    """Returns what was fitted on the figures that the experiment `name` is compared with, or None."""
+    """Returns the sentence on what was fitted on the figures that the experiment `name` is compared with, or None."""
     return next((what for start, what in FITTED.items() if name.startswith(start)), None)
 
 
