@@ -50,6 +50,8 @@ def scaling_rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     for name in ("warm", "cold"):
         if name in parts:
             yield from _pool(name, parts[name])
+    if "zero" in parts:
+        yield from _zero(parts["zero"])
     for name, found in parts.get("burst", {}).items():
         if isinstance(found, dict):
             yield from _burst(name, found, config["burst"])
@@ -84,6 +86,15 @@ def _pool(name: str, found: Mapping[str, Any]) -> Iterator[Row]:
     if "used_bytes" in found:
         yield Row(f"{name} pool: memory of the app", None, found["used_bytes"] / 2**30, "GiB")
     yield Row(f"{name} pool: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
+
+
+def _zero(found: Mapping[str, Any]) -> Iterator[Row]:
+    took_s = found["first_text_s"]
+    yield Row("zero: wakes", None, found["rounds"])
+    if took_s:
+        yield Row("zero: request to first text, p50", None, percentile(took_s, 0.5), "s")
+        yield Row("zero: request to first text, longest", None, max(took_s), "s")
+    yield Row("zero: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
 
 
 def _burst(name: str, found: Mapping[str, Any], burst: Mapping[str, Any]) -> Iterator[Row]:
@@ -126,7 +137,7 @@ def harm(whole: Mapping[str, Any]) -> int:
     """Returns how many requests a result lost, and how many texts differ."""
     parts = whole["parts"]
     found = list(parts.get("activation", {}).get("rounds", []))
-    found += [parts[name] for name in ("warm", "cold", "streams", "switch", "drain") if name in parts]
+    found += [parts[name] for name in ("warm", "cold", "zero", "streams", "switch", "drain") if name in parts]
     found += [one for one in parts.get("burst", {}).values() if isinstance(one, dict)]
     differ = sum(int(one.get("other_texts", 0)) + int(one.get("probes_differ", 0)) for one in found)
     beside = sum(

@@ -45,6 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.live import machine as record
@@ -84,11 +85,19 @@ class Setup:
     stream_tokens: tuple[int, int] = (60, 300)
     streams_within_s: float = 20.0
     hold_s: float = 4.0
+    # each of two engines must be seen to hold these; half as many again keep the moment from being missed
     leases: int = 20
     drain_slots: int = 2
     drain_tokens: int = 12
     starts: int = 3
+    # longest wait until an activated engine has got a request
+    routed_s: float = 30.0
     seed: int = 0
+
+    @property
+    def drain_requests(self) -> int:
+        """The requests of the part `drain`, over two prefill engines."""
+        return 3 * self.leases
 
 
 SMALL = Setup(
@@ -151,11 +160,7 @@ def activation_and_switch(setup: Setup, say: Callable[[str], None]) -> dict[str,
     with app(groups, say) as (made, _):
         rounds = []
         for _round in range(setup.rounds):
-            rounds.append(
-                activated(
-                    made, say, 1, setup.clients, setup.tokens, setup.step_s, 60.0, MODEL
-                )
-            )  # fmt: skip
+            rounds.append(activated(made, say, 1, setup.clients, setup.tokens, 60.0, setup.routed_s, MODEL))
             made.fleet.scale({"d": 1})
             made.at_rest({"p active": 1, "d active": 1, "d warm": 1}, 60.0)
             made.fleet.wait_idle()
@@ -239,7 +244,7 @@ def compared(undisturbed: Answer, other: Answer) -> str:
 
 def drain(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     """Stops one of two prefill engines while it holds leases; returns what was lost, repeated and expired."""
-    most = 2 * setup.leases + 8
+    most = setup.drain_requests
     groups = [
         group(setup, "prefill", 2, 2, slots=most, kv_space_gib=max(1.0, setup.kv_space_gib)),
         group(setup, "decode", 1, 1, slots=setup.drain_slots),
@@ -477,7 +482,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             try:
                 found = kept.put(name, PARTS[name](setup, say))
-            except ServerError as error:
+            except (ServerError, httpx.HTTPError) as error:
                 print(f"scaling_steps, {name}: {error}", file=sys.stderr)
                 return 1
         parts |= {name: found} if name != "fleet" else {key: found[key] for key in ("activation", "switch")}
