@@ -50,6 +50,8 @@ class Reportable(Protocol):
 
     @property
     def duty_for_s(self) -> float: ...
+    @property
+    def active_for_s(self) -> float: ...
 
 
 class Reporter:
@@ -87,7 +89,7 @@ class Reporter:
         """
         info = self._server.info()
         self._state = info.state
-        self._link.send(Announce(info, self._server.duty_for_s))
+        self._link.send(Announce(info, self._server.duty_for_s, self._server.active_for_s))
 
     def _on_up(self, channel: Channel) -> None:
         self._readers.clear()

@@ -158,7 +158,7 @@ class EngineServer:
         self._began_s = began_s
         self._started: Started | None = None
         self._duty: Duty = duty
-        self._ready_s = self._duty_since_s = 0.0
+        self._ready_s = self._duty_since_s = self._active_since_s = 0.0
         self._home_role: Role | None = None  # where it was lent from
         self._peers = engine if isinstance(engine, PeerEngine) else None
         self._watching = engine if isinstance(engine, SelfWatching) else None
@@ -186,7 +186,7 @@ class EngineServer:
         """Starts the engine, then listens. Raises the engine's error, or OSError if an address is taken."""
         began_s = time.time() if self._began_s is None else self._began_s
         await self.engine.start(self)
-        self._ready_s = self._duty_since_s = asyncio.get_running_loop().time()
+        self._ready_s = self._duty_since_s = self._active_since_s = asyncio.get_running_loop().time()
         self._started = _started(self.engine, began_s, time.time() - began_s)
         for address in self._listen_addresses:
             server, bound = await listen(address, self._new_channel)
@@ -230,14 +230,22 @@ class EngineServer:
         """
         home = self._home_role or self.engine.info().role
         self._home_role = home if lent and role != home else None
+        now_s = asyncio.get_running_loop().time()
+        if role != self.engine.info().role or (duty != self._duty and duty == "active"):
+            self._active_since_s = now_s
         self.engine.set_role(role)
         if duty != self._duty:
-            self._duty, self._duty_since_s = duty, asyncio.get_running_loop().time()
+            self._duty, self._duty_since_s = duty, now_s
 
     @property
     def duty_for_s(self) -> float:
         """Seconds for which the engine has had its duty."""
         return asyncio.get_running_loop().time() - self._duty_since_s
+
+    @property
+    def active_for_s(self) -> float:
+        """Seconds since the engine became ready, was activated, or changed its role, whichever was last."""
+        return asyncio.get_running_loop().time() - self._active_since_s
 
     def status(self) -> Status:
         """Returns the engine's present counts."""

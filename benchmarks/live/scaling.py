@@ -26,8 +26,8 @@ memory is taken from a result (`ENGINE_BYTES`); where the machine has less than 
 the result says of what size.
 
 Aims, written before the first run: p99 of an activation at most 1 s; every warm engine's first text within 10 s, with
-no aim for the cold ones beside and none for a wake; no stream cut, failed or with another text; no request of the burst lost. The exit
-status is 1 if a request was lost or a text differs, whatever the times are.
+no aim for the cold ones beside and none for a wake; no stream cut, failed or with another text; no request of the burst
+lost. The exit status is 1 if a request was lost or a text differs, whatever the times are.
 """
 
 import argparse

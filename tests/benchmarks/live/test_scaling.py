@@ -129,7 +129,7 @@ class _Telling(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = _tell
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 
