@@ -162,6 +162,8 @@ class EngineServer:
         self._home_role: Role | None = None  # where it was lent from
         self._peers = engine if isinstance(engine, PeerEngine) else None
         self._watching = engine if isinstance(engine, SelfWatching) else None
+        self.news = asyncio.Event()
+        """Is set when work comes or the state changes; whoever waits for it clears it."""
         self._watch: asyncio.Task[None] | None = None
         self._engine_state: EngineState = "ready"
         self.addresses: tuple[str, ...] = ()
@@ -271,12 +273,13 @@ class EngineServer:
     def refuse_new_work(self) -> None:
         """Makes the engine "draining": it takes no new work from now on."""
         self._draining = True
+        self.news.set()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new work, and waits for running work and for leases. Returns whether all ended within `timeout_s`;
         the tasks that did not have then failed as "draining".
         """
-        self._draining = True
+        self.refuse_new_work()
         ended = await self.engine.drain(timeout_s)
         self._fail_open_work("draining", "the engine is shutting down")
         return ended
@@ -390,6 +393,7 @@ class EngineServer:
             self._requests[key] = request
         request.task = task
         self._working += 1
+        self.news.set()
         if request.key != attempt_id:
             message = msgspec.structs.replace(message, attempt_id=request.key)
         if isinstance(message, Prefill):
@@ -416,6 +420,7 @@ class EngineServer:
             "engine %s is %s, it was %s", self._me.id, state, self._engine_state,
         )  # fmt: skip
         self._engine_state = state
+        self.news.set()
         if state in _ENDS_WORK:
             self._fail_open_work(*_ENDS_WORK[state])
 

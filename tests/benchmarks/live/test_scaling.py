@@ -244,7 +244,14 @@ def test_attainment_needs_both_objectives() -> None:
 
 def measured(**changed: Any) -> dict[str, Any]:
     """A result of sim engines; `changed` are entries of its parts."""
-    pool = {"wanted": 2, "wanted_pool": 2, "first_text_s": [0.5, 9.0], "lost": {}, "used_bytes": 2**30}
+    pool = {
+        "wanted": 2,
+        "wanted_pool": 2,
+        "first_text_s": [0.5, 9.0],
+        "lost": {},
+        "used_bytes": 2**30,
+        "idle_cores": 0.008,
+    }
     streams = {
         "streams": 200,
         "longest_s": 180.0,
