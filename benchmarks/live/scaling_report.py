@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.stats import percentile
 from benchmarks.plots import COLOURS, figure, save
+from policies.scaling.starts import StartSteps
 
 ACTIVATION_S = 1.0
 POOL_S = 10.0
@@ -208,6 +209,21 @@ def mean_steps(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
             if any(step in one for one in mine)
         }
     return found
+
+
+def start_profiles(runs: Sequence[Mapping[str, Any]]) -> dict[str, StartSteps]:
+    """Returns the mean steps of a start by way, as the simulator takes them; a warm engine does not start."""
+    return {
+        way: StartSteps(
+            steps.get("reserve", 0.0),
+            _process(steps),
+            steps.get("weights", 0.0),
+            steps.get("post-load", 0.0),
+            steps.get("announce", 0.0),
+        )
+        for way, steps in mean_steps(runs).items()
+        if way != "warm"
+    }
 
 
 def _starts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

@@ -22,11 +22,13 @@ from benchmarks.live.fleet import Answer
 from benchmarks.live.scaling import SMALL, Burst, Setup, burst_plan, pool_size, stream_plans
 from benchmarks.live.scaling_report import attainment, draw, harm, mean_steps, scaling_rows, steps_rows
 from benchmarks.live.scaling_steps import cached_share, compared, evict, read_whole, start_of, steps_of
+from benchmarks.sim.starts import load
 from benchmarks.steering import first_routes
 from policies.dispatch.actions import RouteDecode
 from policies.journal.lines import action_line
 from policies.network.oracle import TransferIntent
 from policies.routing.base import Decision, Reason
+from policies.scaling.starts import StartSteps
 
 
 @pytest.mark.parametrize("setup", [Setup(), SMALL])
@@ -464,3 +466,18 @@ def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
         row for row in steps_rows({"parts": {"starts": {"runs": later}}}) if "process and" in row.name
     )
     assert ratio.ours == pytest.approx(14 / 22) and ratio.met is True
+
+
+def test_measured_starts_are_profiles_of_the_simulator(tmp_path: Path) -> None:
+    steps = {"reserve": 1.0, "process": 2.0, "imports": 8.0, "core": 9.0, "weights": 3.0, "post-load": 4.0}
+    runs: list[dict[str, Any]] = [
+        {"way": "page cache", "steps": {**steps, "announce": 0.25, "first token": 0.5}},
+        {"way": "page cache", "steps": {**steps, "announce": 0.75, "first token": 0.5}},
+        {"way": "warm", "steps": {"announce": 0.2, "first token": 0.5}},
+    ]
+    machine = {"cores": 2, "cpu": "a CPU", "commit": "abc"}
+    (file,) = scaling_steps.write_profiles(runs, machine, tmp_path)
+    assert file.name == "cpu_smollm2_page_cache.yaml"
+    # the first token is no part of a start
+    assert load(file) == StartSteps(1.0, 19.0, 3.0, 4.0, 0.5)
+    assert "2 starts" in file.read_text() and "abc" in file.read_text()
