@@ -170,7 +170,7 @@ def run(
             queue_timeout_s=7_200.0,
             starvation_s=math.inf,
             overdue_by_slo=False,
-            # three reports, as live
+            # three reports, as in the live system
             status_stale_s=3.0 * max(STATUS_ALWAYS_S, period_s),
             seed=seed,
         ),

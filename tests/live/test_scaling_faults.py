@@ -1,4 +1,4 @@
-"""Faults while the autoscaler of a whole application carries out plans, under load on sim engines: the streams go on and
+"""Faults while the autoscaler of a whole application carries out plans, under load on sim engines: streams go on and
 say the same, the plans are resumed, and no replica, lease or counter is left behind.
 
 Ray gives the one node a resource of its own, `node:127.0.0.1`, of which there is 1: at 0.3 for each decode engine the
