@@ -80,9 +80,9 @@ class Sizes:
     Two thirds of `lease_s` are the longest hold of a read. Above the link's capacity a read that cannot be in time
     waits until all others have ended, which is the end of the run. `silent_s` is for how long the agent may be silent
     before held reads go on without it: the engines keep all cores busy, and with an engine's default of 20 ms more than
-    half of the reads went on so (make bench-permits sweeps it). `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s` are those of vLLM
-    engines; `bytes_per_s` is the bandwidth of the sim engines' links; `arbiter` has fields of the agent's
-    `ArbiterConfig`.
+    half of the reads went on so (make bench-permits sweeps it). `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s`
+    are those of vLLM engines; `bytes_per_s` is the bandwidth of the sim engines' links; `arbiter` has fields of the
+    agent's `ArbiterConfig`.
     """
 
     decodes: int = 2
