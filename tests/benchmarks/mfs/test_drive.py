@@ -195,7 +195,7 @@ async def test_a_cold_engine_reads_the_prefix_that_the_first_one_lends_or_comput
 async def test_the_bandwidth_is_that_of_the_time_in_which_bytes_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an engine does before and after the bytes takes time, in which others can use the link."""
+    """Time that an engine takes before and after the bytes is no time of the link, which others can use then."""
     monkeypatch.setattr(command, "LONE", 2)
     workload = dataclasses.replace(WORKLOAD, fresh=True, cold_share=0.5)
     plan = command.Plan("sim", (UNSCHEDULED,), (0.8,), 1, 4 * 10**8, workload, SIZES)
