@@ -121,6 +121,7 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
         "throughput_same_load_tok_s": 900.0,
         "barrier_free_tok_s": 1_000.0,
         "full_imbalance_tokens": 8_000.0,
+        "rejected": 0.0,
     }
     runs = {}
     for variant in variants:
