@@ -39,6 +39,7 @@ MISSING = frozenset(
         "experiments/mfs/mfs_moe.json",
         "experiments/scaling/scaling_tuning.json",
         "mfs/link.json",
+        "mfs/sim.json",
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
