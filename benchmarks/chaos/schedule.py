@@ -1,4 +1,9 @@
-"""The choice of the next fault: a seeded draw among those that leave one well engine of each role."""
+"""The choice of the next fault: rounds that a seed shuffles, each with every kind of fault in its number.
+
+A kind that the application cannot bear at the moment, because it would take the last well engine of a role, keeps its
+place until it can; a new round begins when all of the present one are done. So a run of N faults, where N is the length
+of a round, has harmed every part in every way.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
