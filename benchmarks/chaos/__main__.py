@@ -7,7 +7,8 @@
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
-The exit status is 1 if a request failed, an answer was wrong, or something was left behind. Results are kept in
+The exit status is 1 if a request failed, an answer was wrong, or something was left behind, and if the clients did not
+get enough of the processor to measure stalls. Results are kept in
 benchmarks/results/chaos: every run in one JSON file, a page and a picture of all.
 """
 
@@ -36,7 +37,7 @@ from benchmarks.chaos.report import draw, lines_of, page_of, slopes_of, table_of
 from benchmarks.chaos.results import Kept, is_bad, machine_facts, result_of
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
-from benchmarks.chaos.totals import added_up
+from benchmarks.chaos.totals import MOST_FROZEN, added_up, frozen_share
 from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
 from benchmarks.live.machine import at_the_end, command, save
@@ -48,7 +49,7 @@ SOAK_EVERY_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns 1 if a run failed, got a wrong text or left something behind."""
+    """Runs the command; returns 1 if a run failed, got a wrong text, left something behind or measured no stalls."""
     parser = argparse.ArgumentParser(prog="benchmarks.chaos", description=__doc__)
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--minutes", type=float, default=None, help="length of a run (default 10; --soak 60)")
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"seed {seed}: kept already")
             continue
         result = run_once(setup, seed, minutes, said, args.logs)
-        bad = bad or is_bad(result)
+        bad = bad or is_bad(result) or frozen_share(result) > MOST_FROZEN
         machine = at_the_end(result["machine"])
         if machine is None:
             # prints that the code has changed, and keeps the run where nothing reads it

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
-from benchmarks.chaos.schedule import FLOW, SIM, VLLM, Kind, role_of
+from benchmarks.chaos.schedule import BARE, FLOW, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -53,9 +53,10 @@ class Setup:
                 {**group, "options": {**group["options"], "faults": str(orders)}} for group in args["engines"]
             ]
         command = sluice_app(f"chaos on {self.engines} engines", folder / "app.yaml", args, 600.0)
-        argv = [
-            "benchmarks.chaos.bare" if self.bare and part == "app.serve" else part for part in command.argv
-        ]
+        argv = list(command.argv)
+        if self.bare:
+            argv[argv.index("app.serve")] = "benchmarks.chaos.bare"
+            argv += ["--orders", str(orders)]
         return Command(
             command.name, argv, command.port, command.ready_path, command.ports,
             {"PYTHONPATH": str(ROOT)}, command.timeout_s,
@@ -99,7 +100,7 @@ def sim_setup(
         parts |= {"controller": 1, "proxy": 1}
     if flow:
         parts |= {"agent": 2, "coordinator": 1} if bare else {"agent": 1}
-    kinds = [kind for kind in (*SIM, *FLOW) if role_of(kind.part) in parts]
+    kinds = [kind for kind in (*SIM, *(BARE if bare else ()), *FLOW) if role_of(kind.part) in parts]
     return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, bare)
 
 
