@@ -45,6 +45,7 @@ _ALL_FIELDS = {
 _FIELDS = {kind: tuple(name for name in names if name != "decision") for kind, names in _ALL_FIELDS.items()}
 """The fields of each kind of action, all of them and without its decision."""
 
+
 class Made(NamedTuple):
     """One decision, packed, its number of ranked candidates, the policy then in use, and the workers that were then
     kept from the policy.

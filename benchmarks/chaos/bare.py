@@ -3,9 +3,10 @@
     python -m benchmarks.chaos.bare --config FILE --port PORT --orders FOLDER
 
 Every process obeys orders of faults, as sim engines do (`actors.engine.sim.faults`, under its pid, of which only those
-about memory mean anything), and is cut off from others as `cuts` says. A process is back after half a second here, and after several seconds in Ray, which imports everything anew; far
-more faults fit into an hour. Ray's own part (placement, probes, its proxy and controller) is not there to fail. Only
-sim engines can be served: their process may be forked from one that has imported all code already.
+about memory mean anything), and is cut off from others as `cuts` says. A process is back after half a second here, and
+after several seconds in Ray, which imports everything anew; far more faults fit into an hour. Ray's own part
+(placement, probes, its proxy and controller) is not there to fail. Only sim engines can be served: their process may be
+forked from one that has imported all code already.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 What is lost with an ingress itself counts apart: answers that end with the connection to an ingress that has died of
 what was done to it, and connections that the kernel hands to one that is dead or stopped. An ingress that lives owes an
-answer to all that it was asked, and an error is none. Bystanders of poison, which are refused with it, count apart, too.
+answer to all that it was asked, and an error is none. Bystanders of poison, which are refused with it, count apart.
 """
 
 import asyncio

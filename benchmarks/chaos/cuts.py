@@ -21,7 +21,8 @@ POLL_S = 0.1
 NAME = "cuts"
 """Name of the file in the folder of orders."""
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred, linux/socket.h: pid, uid, gid
+# struct ucred of linux/socket.h: pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")
 
 
 def give_cuts(folder: Path, pairs: Iterable[tuple[int, int]]) -> None:
@@ -45,7 +46,9 @@ class Cuts:
         loop: Any = asyncio.get_running_loop()
         connects, listens = loop.create_unix_connection, loop.create_unix_server
 
-        async def connect(factory: Callable[[], asyncio.Protocol], *args: Any, **more: Any) -> tuple[Any, Any]:
+        async def connect(
+            factory: Callable[[], asyncio.Protocol], *args: Any, **more: Any
+        ) -> tuple[Any, Any]:
             transport, made = await connects(lambda: Guard(factory(), self), *args, **more)
             return transport, made.inner
 
@@ -91,7 +94,8 @@ class Guard(asyncio.Protocol):
         self._peer = _peer_of(transport.get_extra_info("socket"))
         self._cuts.guards.add(self)
         self.look()
-        self.inner.connection_made(_Transport(transport, self))
+        seen: Any = _Transport(transport, self)
+        self.inner.connection_made(seen)
 
     def data_received(self, data: bytes) -> None:
         if not self._told:

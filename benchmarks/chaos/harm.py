@@ -9,6 +9,7 @@ from pathlib import Path
 from actors.engine.sim.faults import Order, give
 from benchmarks.chaos.cuts import give_cuts
 from benchmarks.chaos.processes import SHORT_BYTES, Member
+from benchmarks.chaos.redis_ray import AWAY
 from benchmarks.chaos.schedule import Fault
 
 DUTY_S = (0.02, 0.18)
@@ -77,7 +78,9 @@ class Harmer:
     async def _do(self, harm: Harm, member: Member, other: Member | None) -> None:
         fault = harm.fault
         action, seconds = fault.kind.action, fault.seconds
-        if action == "kill":
+        if action == "kill" and member.part == "gcs":
+            await self._take_gcs(member, seconds)
+        elif action == "kill":
             member.signal(signal.SIGKILL)
         elif action == "poison":
             await self._poison(fault.kind.part)
@@ -96,6 +99,16 @@ class Harmer:
             await _slow_down(member, seconds)
         else:
             await self._order(fault, member)
+
+    async def _take_gcs(self, member: Member, seconds: float) -> None:
+        """Kills Ray's control process, which its supervisor starts again after `seconds`."""
+        away = self._orders / AWAY
+        away.touch()
+        member.signal(signal.SIGKILL)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            away.unlink()
 
     async def _starve(self, harm: Harm, member: Member) -> None:
         """Leaves a process no memory, and notes whether it died of that, or got none."""

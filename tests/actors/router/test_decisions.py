@@ -159,7 +159,10 @@ def test_explain_shows_every_decision_as_it_was_made() -> None:
     serve(40, keep)
     fetch = PrefixFetch("w2", 64, True, FetchReason.FASTER, 0.5, 1.5, {"wire_s": 0.25, "n": 3}, 2.0)
     none = Decision("w", (Ranked("w", float("inf"), {}),), Reason.PROBE)
-    keep(99.0, [RoutePrefill("last-0", none, True, True, 1.5, fetch), Reject("last-1", 503, "full", 1.0, "why")])
+    keep(
+        99.0,
+        [RoutePrefill("last-0", none, True, True, 1.5, fetch), Reject("last-1", 503, "full", 1.0, "why")],
+    )
     assert len(wanted) == 41
     for request_id, decisions in wanted.items():
         assert json.dumps(log.explain(request_id)) == json.dumps(decisions)

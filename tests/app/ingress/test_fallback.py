@@ -210,8 +210,8 @@ async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_pat
 
 
 async def test_a_request_waits_for_engines_where_the_router_is_found_first(tmp_path: Path) -> None:
-    """This process stands still until router and engines have given it up, as their connections show when it goes on.
-    The router is there at once, knows both engines as ready, and decides; they are connected a moment later.
+    """An ingress stands still until router and engines have given it up, as their connections show when it goes on. The
+    router is there at once, knows both engines as ready, and decides; they are connected a moment later.
     """
     async with rig(tmp_path, pair(tmp_path)) as made:
         for engine in made.engines.values():

@@ -53,8 +53,12 @@ async def test_nobody_is_blamed_for_engines_that_go_before_they_were_reached(tmp
         await ghosts[0].announce(made.router)
         await until(lambda: len(made.connections.engines()) == 2)
         task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
-        for ghost, successor in zip(ghosts, (ghosts[1], ScriptedEngine("real", "prefill", tmp_path)), strict=True):
-            await until(lambda ghost=ghost: any(e.route and e.route.engine_id == ghost.name for e in lives(made)))
+        for ghost, successor in zip(
+            ghosts, (ghosts[1], ScriptedEngine("real", "prefill", tmp_path)), strict=True
+        ):
+            await until(
+                lambda ghost=ghost: any(e.route and e.route.engine_id == ghost.name for e in lives(made))
+            )
             if successor.name == "real":
                 d.peers.append(successor)
                 await successor.start(made.router)

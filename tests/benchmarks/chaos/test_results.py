@@ -124,7 +124,9 @@ def test_a_run_whose_clients_hardly_ran_is_not_compared_with_the_aims() -> None:
 def test_what_a_fault_did_is_told_where_it_is_not_certain() -> None:
     row = [1.0, "memory decode", "d", 0.0, 2.5, 3, 1.2, 8.0, False, 0.0]
     faults = [row, [*row, "died"], [*row, "died"], [*row, "got no memory"]]
-    assert "  outcome: memory decode: died 2, got no memory 1" in lines_of(added_up([result(1, faults=faults)]))
+    assert "  outcome: memory decode: died 2, got no memory 1" in lines_of(
+        added_up([result(1, faults=faults)])
+    )
 
 
 @pytest.mark.parametrize(
