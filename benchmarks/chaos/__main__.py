@@ -136,12 +136,22 @@ def run_once(setup: Setup, seed: int, minutes: float, said: str, logs: Path | No
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
         served = setup.command(Path(folder))
         with running(served, say) as server:
+            _weigh_as_much(server.pid)
             result = run_fast(
                 _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, said, machine)
             )
             if logs is not None and is_bad(result):
                 _keep_logs(server, logs / f"seed-{seed}")
     return result
+
+
+def _weigh_as_much(pid: int) -> None:
+    """Gives the session of a process the scheduling weight of this one's, where the kernel weighs sessions (sched(7),
+    autogroups): a harness that was started with less than a new session has would hardly run beside its server.
+    """
+    own, other = Path("/proc/self/autogroup"), Path(f"/proc/{pid}/autogroup")
+    with contextlib.suppress(OSError):
+        other.write_text(own.read_text().rpartition(" ")[2])
 
 
 def without_redis(setup: Setup) -> int:
