@@ -183,6 +183,11 @@ def _permits(whole: Any) -> Iterator[Row]:
                 f"{name}: longer than unscheduled", None, longer, "%", aim="at most 1 %", met=longer <= 1.0
             )
 
+    for swept in whole["silences"]:
+        machine = "all cores busy" if swept["busy"] else "machine as it is"
+        name = f"agent silent for {1e3 * swept['silent_s']:g} ms, {machine}: reads without permits"
+        yield Row(name, None, 100.0 * swept["unscheduled"] / swept["reads"], "%")
+
 
 def _most_us(row: str, quantile: str) -> float | None:
     """Returns the aim for a row of the benchmark of permits in microseconds, None where there is none."""
@@ -195,10 +200,16 @@ def _mfs(whole: Any) -> Iterator[Row]:
     for aim in whole["aims"]:
         yield Row(aim["what"], None, aim["found"], aim=aim["bound"], met=aim["met"])
     for row in whole["rows"]:
-        name = f"{row['policy']}, {100 * row['load']:.0f} % of the link"
-        yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%")
-        yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms")
-        yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms")
+        policy = row["policy"] if row["lends"] else f"{row['policy']}, stage 1 off"
+        name, note = f"{policy}, {100 * row['load']:.0f} % of the link", row["invalid"] and "invalid"
+        yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%", note=note)
+        yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms", note=note)
+        yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms", note=note)
+        yield Row(f"{name}: prefills, P99", None, row["prefill_p99"], "ms", note=note)
+        if row["link_share"] is not None:
+            yield Row(f"{name}: bandwidth used", None, 100.0 * row["link_share"], "%")
+        if row["unscheduled"] is not None:
+            yield Row(f"{name}: flows without permits", None, 100.0 * row["unscheduled"], "%")
         yield Row(f"{name}: requests failed", None, row["failures"])
 
 
@@ -272,6 +283,12 @@ OTHERS: dict[str, Other] = {
     "mfs/link.json": Other(
         "KV reads by deadline on a real link, vLLM's CPU engines (MFS)",
         "python -m benchmarks.mfs",
+        _mfs,
+        drawn=True,
+    ),
+    "mfs/sim.json": Other(
+        "KV flows of all stages by deadline, 16 sim engines with one hot sender (MFS)",
+        "python -m benchmarks.mfs --setup sim",
         _mfs,
         drawn=True,
     ),

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from app.admin_key import KeyFile
 from app.api.errors import ApiError, draining, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
@@ -45,7 +46,7 @@ class IngressApp:
     """The application of one ingress replica.
 
     `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
-    `/sluice/status` shows `metrics_port`, this replica's own port.
+    `/sluice/status` shows `metrics_port`, this replica's own port. `key_file` has the admin key if `config` has none.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class IngressApp:
         codec: TextCodec,
         metrics: IngressMetrics,
         versions: dict[str, str],
+        key_file: KeyFile | None = None,
     ) -> None:
         self.config = config
         self.connections = connections
@@ -67,7 +69,7 @@ class IngressApp:
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
         )
-        self._admin = AdminApi(config.admin_keys, connections, self._respond_json)
+        self._admin = AdminApi(config.admin_keys, key_file, connections, self._respond_json)
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()

@@ -57,7 +57,9 @@ class IngressConfig:
     """
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that give the right to administer; `app.ingress.admin` says what that includes."""
+    """Keys that give the right to administer; `app.ingress.admin` says what that includes, and which key there is
+    without any.
+    """
 
     def __post_init__(self) -> None:
         check(self, "ingress")

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from benchmarks import plots
@@ -47,7 +46,7 @@ from benchmarks.experiments.twin import (
 from benchmarks.live.machine import command, facts, save
 from benchmarks.live.openloop import Answer
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
 from benchmarks.sim.calibration import CalibrationError
 from benchmarks.sim.config import ControlPlane
@@ -128,7 +127,7 @@ def _own_cpu_s() -> float:
 
 def _set_policies(port: int, policies: tuple[str, str]) -> None:
     """Sets the live app's policies, and waits until it has no request."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
+    with administrator(port, 30.0) as client:
         change = dict(zip(("prefill", "decode"), policies, strict=True))
         client.put("/sluice/admin/policy", json=change).raise_for_status()
         for _ in range(300):

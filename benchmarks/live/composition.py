@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 
@@ -53,7 +52,7 @@ from benchmarks.live.machine import command as said
 from benchmarks.live.machine import facts, save
 from benchmarks.live.netkv_tiers import scrape
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane
@@ -117,7 +116,7 @@ class Run:
     def __init__(self, server: Server, setup: Setup, say: Callable[[str], None]) -> None:
         self._server, self._setup, self._say = server, setup, say
         self._port = server.command.port
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30.0)
+        self._client = administrator(self._port, 30.0)
         self._prompts = np.random.default_rng(setup.seed)
         self.problems: list[str] = []
         self.sent = 0

@@ -177,7 +177,8 @@ class VllmEngine:
         if llm is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
-            remove_kv_sockets(self._config)
+            if llm.vllm_config.kv_events_config is not None:
+                remove_kv_sockets(llm.vllm_config.kv_events_config)
         self._starter.shutdown(wait=False)
 
     # -------------------------------------------------------------------------------------------- requests

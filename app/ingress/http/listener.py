@@ -17,7 +17,6 @@ from functools import partial
 import uvicorn
 
 from actors import garbage
-from app.ingress.admin import is_loopback
 from app.ingress.asgi import IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
@@ -87,7 +86,6 @@ class Listener:
             dispatch=self._dispatch,
             max_body_bytes=self._app.config.max_body_bytes,
             slow_client_bytes=self._app.config.slow_client_bytes,
-            local=is_loopback(config.host),
         )
         self._app.transport = "fast" if config.fast else "plain"
         settings = uvicorn.Config(

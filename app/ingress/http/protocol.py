@@ -37,8 +37,8 @@ Dispatch = Callable[[Request, Reply], None]
 class FastHttpProtocol(asyncio.Protocol):
     """One client connection.
 
-    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes` and `local` (it is bound to a loopback
-    address); uvicorn's `Server` adds the other arguments for each connection that it accepts.
+    The listener gives `dispatch`, `max_body_bytes` and `slow_client_bytes`; uvicorn's `Server` adds the other arguments
+    for each connection that it accepts.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class FastHttpProtocol(asyncio.Protocol):
         dispatch: Dispatch,
         max_body_bytes: int,
         slow_client_bytes: int,
-        local: bool,
         config: Any,
         server_state: Any,
         app_state: Any,
@@ -56,7 +55,6 @@ class FastHttpProtocol(asyncio.Protocol):
         self._dispatch = dispatch
         self._max_body_bytes = max_body_bytes
         self._slow_client_bytes = slow_client_bytes
-        self._local = local
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
@@ -156,7 +154,7 @@ class FastHttpProtocol(asyncio.Protocol):
             path = unquote(path)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
-        request = Request(method, path, self._headers, body, self._local)
+        request = Request(method, path, self._headers, body)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:

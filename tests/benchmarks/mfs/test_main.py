@@ -20,24 +20,28 @@ def test_a_machine_that_cannot_make_the_link_is_told_why(
     assert "network namespaces need root: nothing is measured here" in capsys.readouterr().err
 
 
+def case(policy: str) -> command.Case:
+    return command.Case(policy, 0, 0.8, True)
+
+
 def cell(held_ms: float, **changed: Any) -> dict[str, Any]:
     kinds = {
         kind: {"least_cached_tokens": cached, "read_mb": 10.0, "held_ms": [0.0, held_ms]}
-        for kind, cached in (("tight", 240), ("loose", 1_984))
+        for kind, cached in (("tight", 256), ("loose", 1_984))
     }
     return {**kinds, "wire_mb": 21.0, **changed}
 
 
 @pytest.mark.parametrize(("policy", "held_ms"), [("mfs", 30.0), (UNSCHEDULED, 1.0)])
 def test_a_run_in_order_is_taken(policy: str, held_ms: float) -> None:
-    command._check_read(PLAN, policy, cell(held_ms))
+    command._check_read(PLAN, case(policy), cell(held_ms))
 
 
 @pytest.mark.parametrize(
     ("policy", "found", "why"),
     [
-        ("mfs", cell(1.0), "mfs: 0 reads were held back"),
-        (UNSCHEDULED, cell(30.0), "unscheduled: 2 reads were held back"),
+        ("mfs", cell(1.0), "mfs, run 0, load 0.8: 0 reads were held back"),
+        (UNSCHEDULED, cell(30.0), "unscheduled, run 0, load 0.8: 2 reads were held back"),
         # 20 MB of KV cannot have come through a link that carried 5
         (UNSCHEDULED, cell(0.0, wire_mb=5.0), "over the link: see UCX_TLS"),
         (
@@ -45,11 +49,17 @@ def test_a_run_in_order_is_taken(policy: str, held_ms: float) -> None:
             cell(0.0, loose={"least_cached_tokens": 0, "read_mb": 1.0, "held_ms": []}),
             "loose prompts were not cached",
         ),
+        # with blocks of 128 an engine computes half of a short prompt again
+        (
+            UNSCHEDULED,
+            cell(0.0, tight={"least_cached_tokens": 128, "read_mb": 1.0, "held_ms": []}),
+            "tight prompts were not cached",
+        ),
     ],
 )
 def test_a_run_that_measured_something_else_is_refused(policy: str, found: dict[str, Any], why: str) -> None:
     with pytest.raises(command.BadRunError, match=why):
-        command._check_read(PLAN, policy, found)
+        command._check_read(PLAN, case(policy), found)
 
 
 def test_promises_are_multiples_of_what_a_class_takes_alone() -> None:
