@@ -351,6 +351,12 @@ OTHERS: dict[str, Other] = {
         _chaos,
         drawn=True,
     ),
+    "chaos/sim-gcs.json": Other(
+        "Faults under load, sim engines on a Ray with Redis, whose control process fails as well",
+        "python -m benchmarks.chaos --gcs",
+        _chaos,
+        drawn=True,
+    ),
     "chaos/vllm.json": Other(
         "Faults under load, vLLM's CPU engines",
         "python -m benchmarks.chaos --engines vllm",

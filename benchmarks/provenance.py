@@ -34,6 +34,7 @@ MISSING = frozenset(
         "balance/waits-vllm.json",
         "experiments/composition_tuning.json",
         "experiments/deepflow_tuning.json",
+        "chaos/sim-gcs.json",
         "experiments/flowkv_roles.json",
         "experiments/mfs/mfs_dense.json",
         "experiments/mfs/mfs_moe.json",

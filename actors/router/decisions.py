@@ -1,13 +1,14 @@
 """The log of the router's decisions: a ring of the latest ones, counters, and a histogram of the time that they took.
 
-The ring keeps the decisions about all attempts of a request together, under the request's id.
+The ring keeps the decisions about all attempts of a request together, under the request's id. It keeps them packed,
+because a ring of Python objects would be most of what a router's memory grows by.
 """
 
 import bisect
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = 
 
 PROBE = {"name": "probe of a quarantined worker (dispatcher)", "params": {}, "formula": "cost = 0"}
 
-# ASSUMPTION: 26 MB at some 0.4 kB a candidate with its terms, and eight candidates for each of two decisions a request
+# 11 MB at 0.17 kB a packed candidate with the 15 terms of `composition`; a test bounds the bytes of full rings
 MOST_CANDIDATES = 65_536
 """Most ranked candidates in the ring, over all decisions. A decision without a ranking counts as one."""
 MOST_DECISIONS = 256
@@ -38,13 +39,70 @@ Quarantined = tuple[tuple[WorkerId, str], ...]
 """The workers that were quarantined at some time, each with the reason."""
 
 
-class Made(NamedTuple):
-    """One decision, its time, the policy then in use, and the workers that were then kept from the policy."""
+_ALL_FIELDS = {
+    kind.__name__: tuple(f.name for f in fields(kind)) for kind in (RoutePrefill, RouteDecode, Reject)
+}
+_FIELDS = {kind: tuple(name for name in names if name != "decision") for kind, names in _ALL_FIELDS.items()}
+"""The fields of each kind of action, all of them and without its decision."""
 
-    now_s: float
-    action: Action
+
+class Made(NamedTuple):
+    """One decision, packed, its number of ranked candidates, the policy then in use, and the workers that were then
+    kept from the policy.
+    """
+
+    packed: bytes
+    candidates: int
     policy: Policy
     quarantined: Quarantined
+
+
+class Packer:
+    """Packs actions as msgpack and shows them again. The names of the terms, which are the same in most rankings, are
+    kept once, and a packed candidate has their number. ASSUMPTION: policies name their terms in few different ways.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=float)
+        # bytes that the encoder makes itself keep the room into which they grew
+        self._buffer = bytearray()
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._names: list[tuple[str, ...]] = []
+
+    def pack(self, now_s: float, action: Action) -> bytes:
+        """Returns an action with its time, packed."""
+        kind = type(action).__name__
+        rest = [getattr(action, name) for name in _FIELDS[kind]]
+        if isinstance(action, Reject):
+            return self._packed((now_s, kind, rest, None))
+        decision = action.decision
+        ranking = [(*self._numbered(one.terms), one.worker, one.cost) for one in decision.ranking]
+        return self._packed((now_s, kind, rest, (decision.worker, ranking, decision.reason)))
+
+    def _packed(self, value: Any) -> bytes:
+        self._encoder.encode_into(value, self._buffer)
+        return bytes(self._buffer)
+
+    def _numbered(self, terms: Mapping[str, float]) -> tuple[int, list[float]]:
+        names = tuple(terms)
+        number = self._numbers.get(names)
+        if number is None:
+            number = self._numbers[names] = len(self._names)
+            self._names.append(names)
+        return number, list(terms.values())
+
+    def shown(self, packed: bytes) -> dict[str, Any]:
+        """Returns what was packed for people, with the names of all fields, in their order."""
+        now_s, kind, rest, decided = msgspec.msgpack.decode(packed)
+        values = dict(zip(_FIELDS[kind], rest, strict=True))
+        if decided is not None:
+            worker, ranking, reason = decided
+            candidates = [
+                {"worker": name, "cost": cost, "terms": dict(zip(self._names[number], terms, strict=True))}
+                for number, terms, name, cost in ranking
+            ]
+            values["decision"] = {"worker": worker, "ranking": candidates, "reason": reason}
+        return {"at_s": now_s, "action": kind, **{name: values[name] for name in _ALL_FIELDS[kind]}}
 
 
 class Moved(NamedTuple):
@@ -66,6 +124,7 @@ class DecisionLog:
     sum_s: float = 0.0
     candidates: int = 0
     """Number of ranked candidates in the ring."""
+    _packer: Packer = field(default_factory=Packer)
     _ring: OrderedDict[str, list[Made]] = field(default_factory=OrderedDict)
     # the flows of the requests in the ring, as agents reported them, by request
     _flowed: dict[str, list[FlowRecord]] = field(default_factory=dict)
@@ -92,19 +151,21 @@ class DecisionLog:
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            self._keep(request_id_of(action.attempt_id), Made(now_s, action, policy, quarantined))
+            packed = self._packer.pack(now_s, action)
+            made = Made(packed, _candidates(action), policy, quarantined)
+            self._keep(request_id_of(action.attempt_id), made)
 
     def _keep(self, request_id: str, made: Made) -> None:
         decisions = self._ring.setdefault(request_id, [])
         decisions.append(made)
-        self.candidates += _candidates(made)
+        self.candidates += made.candidates
         if len(decisions) > MOST_DECISIONS:
-            self.candidates -= _candidates(decisions.pop(0))
+            self.candidates -= decisions.pop(0).candidates
         while len(self._ring) > self.capacity or self.candidates > MOST_CANDIDATES:
             request_id, dropped = self._ring.popitem(last=False)
             self._moved.pop(request_id, None)
             self._flowed.pop(request_id, None)
-            self.candidates -= sum(map(_candidates, dropped))
+            self.candidates -= sum(one.candidates for one in dropped)
 
     def transferred(self, transfers: Sequence[Transfer], now_s: float) -> None:
         """Logs KV transfers that have ended, beside the decisions about their requests. One of a request that the ring
@@ -142,7 +203,15 @@ class DecisionLog:
 
         `request_id` is the id in the answer (chatcmpl-...), the client's x-request-id, or an attempt's id.
         """
-        return [_shown(made) for made in self._ring.get(self._held_as(request_id), ())]
+        return [self._shown(made) for made in self._ring.get(self._held_as(request_id), ())]
+
+    def _shown(self, made: Made) -> dict[str, Any]:
+        shown = self._packer.shown(made.packed)
+        if "decision" in shown:
+            shown["policy"] = _OWN_RULES.get(shown["decision"]["reason"]) or described(made.policy)
+        if made.quarantined:
+            shown["quarantined"] = dict(made.quarantined)
+        return shown
 
     def flowed(self, records: Sequence[FlowRecord]) -> None:
         """Logs flows that have ended, as their agents saw them. One of a request that the ring does not hold is
@@ -190,18 +259,8 @@ def described(policy: Policy) -> dict[str, Any]:
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
 
 
-def _candidates(made: Made) -> int:
-    return 1 if isinstance(made.action, Reject) else max(1, len(made.action.decision.ranking))
-
-
-def _shown(made: Made) -> dict[str, Any]:
-    action = made.action
-    shown: dict[str, Any] = {"at_s": made.now_s, "action": type(action).__name__, **asdict(action)}
-    if not isinstance(action, Reject):
-        shown["policy"] = _OWN_RULES.get(action.decision.reason) or described(made.policy)
-    if made.quarantined:
-        shown["quarantined"] = dict(made.quarantined)
-    return shown
+def _candidates(action: Action) -> int:
+    return 1 if isinstance(action, Reject) else max(1, len(action.decision.ranking))
 
 
 def _moved(moved: Moved) -> dict[str, Any]:
@@ -216,7 +275,7 @@ def _moved(moved: Moved) -> dict[str, Any]:
     }
 
 
-_OWN_RULES = {Reason.LEASE_RESCUE: RESCUE, Reason.PROBE: PROBE}
+_OWN_RULES: dict[str, dict[str, Any]] = {Reason.LEASE_RESCUE: RESCUE, Reason.PROBE: PROBE}
 """Descriptions of the decisions that the dispatcher makes without a policy, by their reason."""
 
 

@@ -16,11 +16,16 @@ from policies.request.life import Life
 
 log = logging.getLogger(__name__)
 
-# ASSUMPTION: both times are round guesses, not measured. They are counted in sweeps of this process, not by the clock:
+# ASSUMPTION: these times are round guesses, not measured. They are counted in sweeps of this process, not by the clock:
 # after a pause of the process, the engine's answer is read before the time is up.
 
 CONNECT_GRACE_S = 10.0
 """Seconds to keep work for an engine to which the first connection is still being set up."""
+
+REUNION_GRACE_S = 3.0
+"""Seconds to keep work for an engine that gave this process up while it stood still. The engine is connected again
+within a second, but the router may be found first, and knows the engine as ready.
+"""
 
 MISSING_GRACE_S = 15.0
 """Seconds to keep an engine that is connected but missing from the router's list.
@@ -45,12 +50,13 @@ class EngineLink:
         self.retired = False
         # how long the engine had been silent when it was lost; infinite if it was never connected, or if this process
         # had stood still
-        self.silent_s = 0.0
+        self.silent_s = math.inf
         # seconds since the engine left the router's list; None while it is listed
         self.missing_s: float | None = None
         self._on_message, self._on_lost, self._on_end = on_message, on_lost, on_end
         self._early: list[Message] = []
         self._waited_s: float | None = 0.0  # None once connected or given up
+        self._grace_s = CONNECT_GRACE_S
         self._link = Link(
             me, self._find, self._received, self._up, self._down, f"engine {info.id}", self._ended
         )
@@ -61,8 +67,8 @@ class EngineLink:
         return self._link.channel is not None
 
     def send(self, message: Message) -> bool:
-        """Sends a message, or keeps it while the first connection is being set up. Returns False if neither is
-        possible.
+        """Sends a message, or keeps it while the connection is being set up for the first time, or again after this
+        process stood still. Returns False if neither is possible.
         """
         if self._link.send(message):
             return True
@@ -72,7 +78,7 @@ class EngineLink:
         return True
 
     def sweep(self, period_s: float) -> None:
-        """Counts `period_s` more seconds, and gives up on a first connection after `CONNECT_GRACE_S`.
+        """Counts `period_s` more seconds, and gives up on a connection that is being set up after its time of grace.
 
         If messages were kept for the engine, it is reported as lost then.
         """
@@ -81,7 +87,7 @@ class EngineLink:
         if self._waited_s is None:
             return
         self._waited_s += period_s
-        if self._waited_s > CONNECT_GRACE_S:
+        if self._waited_s > self._grace_s:
             self._waited_s = None
             if self._early:
                 self._early.clear()
@@ -102,7 +108,10 @@ class EngineLink:
             channel.send(message)
 
     def _ended(self, channel: Channel) -> None:
-        self.silent_s = math.inf if channel.stood_still else SILENT_S if channel.silent else 0.0
+        if channel is self._link.channel:
+            self.silent_s = math.inf if channel.stood_still else SILENT_S if channel.silent else 0.0
+            if channel.stood_still:
+                self._waited_s, self._grace_s = 0.0, REUNION_GRACE_S
         self._on_end(channel)
 
     def _down(self, reason: str) -> None:

@@ -5,9 +5,11 @@
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
+    python -m benchmarks.chaos --gcs                       also loses Ray's control process, whose state is in Redis
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
-The exit status is 1 if a request failed, an answer was wrong, or something was left behind. Results are kept in
+The exit status is 1 if a request failed, an answer was wrong, or something was left behind, and if the clients did not
+get enough of the processor to measure stalls. Results are kept in
 benchmarks/results/chaos: every run in one JSON file, a page and a picture of all.
 """
 
@@ -32,15 +34,16 @@ import psutil
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.asks import Ask, difference, sim_ask
 from benchmarks.chaos.clients import Judge
+from benchmarks.chaos.redis_ray import has_redis
 from benchmarks.chaos.report import draw, lines_of, page_of, slopes_of, table_of
 from benchmarks.chaos.results import Kept, is_bad, machine_facts, result_of
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
-from benchmarks.chaos.totals import added_up
+from benchmarks.chaos.totals import MOST_FROZEN, added_up, frozen_share
 from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
 from benchmarks.live.machine import at_the_end, command, save
-from benchmarks.live.servers import ROOT, Server, running
+from benchmarks.live.servers import ROOT, Server, answers, running
 from benchmarks.results_io import write_text
 
 OUT = ROOT / "benchmarks" / "results" / "chaos"
@@ -48,7 +51,7 @@ SOAK_EVERY_S = 60.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns 1 if a run failed, got a wrong text or left something behind."""
+    """Runs the command; returns 1 if a run failed, got a wrong text, left something behind or measured no stalls."""
     parser = argparse.ArgumentParser(prog="benchmarks.chaos", description=__doc__)
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--minutes", type=float, default=None, help="length of a run (default 10; --soak 60)")
@@ -67,14 +70,32 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="sim engines whose reads of KV are scheduled, and faults of the agent",
     )
+    parser.add_argument(
+        "--gcs",
+        action="store_true",
+        help="sim engines on a Ray with Redis, whose control process is killed as well; "
+        "without redis-server: only reports how long it takes until it is back",
+    )
     parser.add_argument("--only", help="only kinds of faults whose name contains this text")
     parser.add_argument("--again", action="store_true", help="also run what is kept already")
     parser.add_argument("--logs", type=Path, help="folder for the logs of Ray and Serve of runs that are bad")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
     args = parser.parse_args(argv)
+    if args.gcs and (args.bare or args.engines != "sim"):
+        parser.error("--gcs is for sim engines with Ray")
+    if args.gcs and not has_redis():
+        return without_redis(sim_setup())
     minutes = args.minutes or (60.0 if args.soak else 10.0)
     setup = _setup(args)
-    name = "-".join([args.engines, *["bare"] * args.bare, *["flow"] * args.flow, *["soak"] * args.soak])
+    name = "-".join(
+        [
+            args.engines,
+            *["bare"] * args.bare,
+            *["flow"] * args.flow,
+            *["gcs"] * args.gcs,
+            *["soak"] * args.soak,
+        ]
+    )
     kept, bad = Kept(args.out / f"{name}.json"), False
     said = command("benchmarks.chaos", argv)
     for seed in args.seeds:
@@ -82,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"seed {seed}: kept already")
             continue
         result = run_once(setup, seed, minutes, said, args.logs)
-        bad = bad or is_bad(result)
+        bad = bad or is_bad(result) or frozen_share(result) > MOST_FROZEN
         machine = at_the_end(result["machine"])
         if machine is None:
             # prints that the code has changed, and keeps the run where nothing reads it
@@ -115,12 +136,47 @@ def run_once(setup: Setup, seed: int, minutes: float, said: str, logs: Path | No
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
         served = setup.command(Path(folder))
         with running(served, say) as server:
+            _weigh_as_much(server.pid)
             result = run_fast(
                 _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, said, machine)
             )
             if logs is not None and is_bad(result):
                 _keep_logs(server, logs / f"seed-{seed}")
     return result
+
+
+def _weigh_as_much(pid: int) -> None:
+    """Gives the session of a process the scheduling weight of this one's, where the kernel weighs sessions (sched(7),
+    autogroups): a harness that was started with less than a new session has would hardly run beside its server.
+    """
+    own, other = Path("/proc/self/autogroup"), Path(f"/proc/{pid}/autogroup")
+    with contextlib.suppress(OSError):
+        other.write_text(own.read_text().rpartition(" ")[2])
+
+
+def without_redis(setup: Setup) -> int:
+    """Kills the control process of a Ray that keeps its state on its disk, says when it is back, and returns 0."""
+    with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
+        served = setup.command(Path(folder))
+        with running(served, print) as server:
+            (gcs,) = _gcs_of(server)
+            killed_s = time.monotonic()
+            gcs.kill()
+            while not (_gcs_of(server) - {gcs} and answers(served.port, "/health/ready")):
+                time.sleep(0.1)
+            print(
+                "no redis-server is installed here, so no faults are made beside the loss of Ray's control process: it "
+                f"was back, and the application ready, {time.monotonic() - killed_s:.1f} s after it had been killed"
+            )
+    return 0
+
+
+def _gcs_of(server: Server) -> set[psutil.Process]:
+    return {
+        process
+        for process in psutil.Process(server.pid).children(recursive=True)
+        if process.name() == "gcs_server"
+    }
 
 
 def _keep_logs(server: Server, to: Path) -> None:
@@ -178,6 +234,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             args.ingresses,
             bare=args.bare,
             flow=args.flow,
+            gcs=args.gcs,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

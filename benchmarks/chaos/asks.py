@@ -13,6 +13,8 @@ STEP_S = 0.03
 
 WORDS = ("river", "stone", "cloud", "seven", "walks", "under", "mountain", "quietly", "orange", "letters")
 MAX_TOKENS_OF_WHOLE = 600
+LONG_TOKENS = (1_000, 3_000)
+"""Bounds of the tokens of a long stream, which lasts for 30 to 90 s: half of them for more than a minute."""
 _codec = WordCodec()
 
 
@@ -153,7 +155,7 @@ def _prompt(rng: random.Random) -> str:
 def _max_tokens(rng: random.Random, long_share: float) -> tuple[int, str]:
     draw = rng.random()
     if draw < long_share:
-        return rng.randrange(1_000, 2_600), "long"
+        return rng.randrange(*LONG_TOKENS), "long"
     if draw < 0.55:
         return rng.randrange(64, 400), "middle"
     return rng.randrange(4, 64), "short"

@@ -1,10 +1,12 @@
 """An application without Ray: a supervisor forks router, engines and ingresses, and forks a dead one again.
 
-    python -m benchmarks.chaos.bare --config FILE --port PORT
+    python -m benchmarks.chaos.bare --config FILE --port PORT --orders FOLDER
 
-A process is back after half a second here, and after several seconds in Ray, which imports everything anew; far
-more faults fit into an hour. Ray's own part (placement, probes, its proxy and controller) is not there to fail. Only
-sim engines can be served: their process may be forked from one that has imported all code already.
+Every process obeys orders of faults, as sim engines do (`actors.engine.sim.faults`, under its pid, of which only those
+about memory mean anything), and is cut off from others as `cuts` says. A process is back after half a second here, and
+after several seconds in Ray, which imports everything anew; far more faults fit into an hour. Ray's own part
+(placement, probes, its proxy and controller) is not there to fail. Only sim engines can be served: their process may be
+forked from one that has imported all code already.
 """
 
 import argparse
@@ -30,6 +32,7 @@ import setproctitle
 from actors.engine.registry import ENGINES
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
+from actors.engine.sim.faults import Faults
 from actors.flow.agent import FlowAgent
 from actors.flow.coordinator import Coordinator
 from actors.flow.directory import FixedDirectory
@@ -46,6 +49,7 @@ from app.ingress.metrics import IngressMetrics
 from app.ingress.replica import READY_WAIT_S
 from app.ingress.tokenizer import WordCodec
 from app.serve import load
+from benchmarks.chaos.cuts import Cuts
 from benchmarks.live.load import run_fast
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.registry import decode_policy, prefill_policy
@@ -199,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--http-port", type=int, help="ignored: there is no proxy")
+    parser.add_argument("--orders", type=Path, required=True, help="folder of orders to fail")
     args = parser.parse_args(argv)
     config = parse(load(args.config, args.port, args.http_port)["applications"][0]["args"])
     assert config.wire.socket_dir is not None
@@ -217,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
             if slot.pid is None and time.monotonic() >= slot.ended_s + RESTART_S:
                 if slot.title == "Router":
                     application.next_generation()
-                slot.pid = _fork(slot)
+                slot.pid = _fork(slot, args.orders)
         _collect(slots)
         time.sleep(0.05)
     for slot in slots:
@@ -227,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _fork(slot: Slot) -> int:
+def _fork(slot: Slot, orders: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -239,14 +244,16 @@ def _fork(slot: Slot) -> int:
         logging.basicConfig(
             stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {slot.title} %(process)d %(message)s"
         )
-        run_fast(_serve(slot.run))
+        run_fast(_serve(slot.run, orders))
     except BaseException:
         logging.getLogger(__name__).exception("%s ends", slot.title)
     finally:
         os._exit(1)
 
 
-async def _serve(part: Part) -> None:
+async def _serve(part: Part, orders: Path) -> None:
+    Cuts(orders).guard()
+    Faults(str(orders), str(os.getpid()), lambda: None).start()
     await part()
 
 

@@ -1,7 +1,8 @@
 """The clients of a run: each sends one request after the other, judges its answer, and notes every gap in it.
 
-What is lost with an ingress itself counts apart: requests on the connections of an ingress that is killed or stopped,
-and connections that the kernel hands to one that is stopped. So do bystanders of poison, which are refused with it.
+What is lost with an ingress itself counts apart: answers that end with the connection to an ingress that has died of
+what was done to it, and connections that the kernel hands to one that is dead or stopped. An ingress that lives owes an
+answer to all that it was asked, and an error is none. Bystanders of poison, which are refused with it, count apart.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.asks import Ask
@@ -27,6 +29,9 @@ silent process is; an ingress that is stopped does not answer."""
 REQUESTS_A_CONNECTION = 10
 """Requests after which a client connects anew, so that its next ones may reach another ingress."""
 
+DEAD_S = 2.0
+"""Seconds in which a process whose connections have ended must be seen to have died: the kernel closes them first."""
+
 TICK_S = 0.05
 MAX_TICK_S = 0.25
 DETAILS = 40
@@ -34,7 +39,10 @@ DETAILS = 40
 
 
 class LiveClock:
-    """Seconds that this process lived: a freeze of its own event loop is not blamed on the server."""
+    """Seconds that this process lived: a freeze of its own event loop is not blamed on the server.
+
+    A server's stall during a freeze is not seen either, so figures count only where `frozen_share` is small.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -51,18 +59,30 @@ class LiveClock:
             self.frozen_s += now_s - last_s - lived_s
             last_s = now_s
 
+    def frozen_share(self) -> float:
+        """Returns the share of the time since its beginning for which this clock stood still."""
+        whole_s = self.now_s + self.frozen_s
+        return self.frozen_s / whole_s if whole_s else 0.0
+
+
+class Apart(NamedTuple):
+    """A fault of an ingress, whose connections count apart. `dead` says whether the ingress has died."""
+
+    fault: str
+    dead: Callable[[], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a stream made no progress, or by which a whole answer was late, for whatever reasons. `apart`
-    names the ingress's fault if it counts apart.
+    """A time in which a stream made no progress, or by which a whole answer was late, for whatever reasons. It counts
+    `apart` if its ingress itself was harmed.
     """
 
     start_s: float
     end_s: float
     seconds: float
     form: str
-    apart: str | None
+    apart: bool
     whole: bool = False
 
 
@@ -75,7 +95,7 @@ class Exchange:
     port: int
     sent_s: float
     last_s: float
-    apart: str | None = None
+    apart: Apart | None = None
     gaps: list[tuple[float, float]] = field(default_factory=list)
     hung: bool = False
 
@@ -133,7 +153,7 @@ class Clients:
         self.clock = LiveClock()
         self.tally = Tally()
         self.open: set[Exchange] = set()
-        self._apart: dict[int, str] = {}
+        self._apart: dict[int, Apart] = {}
         self._port, self._judge, self._harmed = port, judge, harmed
         self._excused = excused
         self._stopping = False
@@ -147,12 +167,12 @@ class Clients:
         now_s = self.clock.now_s
         return max((e.waiting_s(now_s) for e in self.open if e.apart is None), default=0.0)
 
-    def set_apart(self, ports: set[int], fault: str) -> None:
+    def set_apart(self, ports: set[int], apart: Apart) -> None:
         """Marks the requests on these connections, present and future ones: their ingress is about to be harmed."""
-        self._apart |= dict.fromkeys(ports, fault)
+        self._apart |= dict.fromkeys(ports, apart)
         for exchange in self.open:
-            if exchange.port in ports and exchange.apart is None:
-                exchange.apart = fault
+            if exchange.port in ports:
+                exchange.apart = apart
 
     def end_apart(self, ports: set[int]) -> None:
         """Ends `set_apart` for requests that begin from now on."""
@@ -195,6 +215,7 @@ class Clients:
 
         self.open.add(exchange)
         cut: str | None = None
+        lost = False
         asking = asyncio.ensure_future(connection.ask(post_bytes(ask.path, ask.body), piece, answer.head))
         try:
             while not asking.done():
@@ -207,7 +228,9 @@ class Clients:
             cut = "hang" if exchange.hung else str(error)
         finally:
             self.open.discard(exchange)
-        self._count(exchange, cut)
+        if cut is not None and exchange.apart is not None and not exchange.hung:
+            lost = await _within(DEAD_S, exchange.apart.dead)
+        self._count(exchange, cut, lost)
         return answer
 
     async def _connect(self) -> Connection | None:
@@ -232,7 +255,8 @@ class Clients:
             self.tally.failed[cause] += 1
             self.tally.describe(self.clock.now_s, cause, "", "")
 
-    def _count(self, exchange: Exchange, cut: str | None) -> None:
+    def _count(self, exchange: Exchange, cut: str | None, lost: bool) -> None:
+        """Counts an answer, which may be `cut`, and be `lost` with its ingress."""
         tally, ask, answer, now_s = self.tally, exchange.ask, exchange.answer, self.clock.now_s
         if ask.poison:
             tally.notes[f"poison: {cut or f'{answer.status} {answer.error}'}"] += 1
@@ -247,7 +271,7 @@ class Clients:
             where = "" if answer.status == 200 else f"{answer.status} "
             cause = f"{where}{answer.error}"
         if cause is not None:
-            apart = exchange.apart or self._excused(cause)
+            apart = exchange.apart.fault if lost and exchange.apart else self._excused(cause)
             if apart is not None:
                 tally.apart[f"{apart}: {cause}"] += 1
                 return
@@ -274,5 +298,14 @@ class Clients:
         for start_s, end_s in kept:
             begun_s = start_s if ask.stream else exchange.sent_s
             self.tally.gaps.append(
-                Gap(begun_s, end_s, end_s - start_s, ask.form, exchange.apart, not ask.stream)
+                Gap(begun_s, end_s, end_s - start_s, ask.form, exchange.apart is not None, not ask.stream)
             )
+
+
+async def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
+    """Waits for a condition, for `limit_s` at most, and returns whether it came about."""
+    for _ in range(round(limit_s / TICK_S)):
+        if condition():
+            return True
+        await asyncio.sleep(TICK_S)
+    return condition()

@@ -1,4 +1,4 @@
-"""Carries a fault out and ends it: signals, limits of memory, orders to sim engines, poisonous prompts."""
+"""Carries a fault out and ends it: signals, limits of memory, orders to sim engines and others, poisonous prompts."""
 
 import asyncio
 import signal
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.engine.sim.faults import Order, give
-from benchmarks.chaos.processes import Member
+from benchmarks.chaos.cuts import give_cuts
+from benchmarks.chaos.processes import SHORT_BYTES, Member
+from benchmarks.chaos.redis_ray import AWAY
 from benchmarks.chaos.schedule import Fault
 
 DUTY_S = (0.02, 0.18)
@@ -36,6 +38,7 @@ class Harm:
     bounded: bool = False
     over_s: float | None = None
     ports: set[int] = field(default_factory=set)
+    outcome: str = ""
 
 
 class Harmer:
@@ -47,12 +50,13 @@ class Harmer:
         self._orders, self._now_s = orders, now_s
         self._poison = poison
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cuts: list[tuple[int, int]] = []
         self.harmed: dict[str, Harm] = {}
         """The faults in force by the name of the member."""
 
-    def begin(self, harm: Harm, member: Member) -> None:
-        """Begins a fault at a member; it ends by itself."""
-        task = asyncio.create_task(self._run(harm, member))
+    def begin(self, harm: Harm, member: Member, other: Member | None = None) -> None:
+        """Begins a fault at a member, which may be cut off from an `other` one; it ends by itself."""
+        task = asyncio.create_task(self._run(harm, member, other))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -62,18 +66,21 @@ class Harmer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, harm: Harm, member: Member) -> None:
+    async def _run(self, harm: Harm, member: Member, other: Member | None) -> None:
         self.harmed[member.name] = harm
         try:
-            await self._do(harm.fault, member)
+            await self._do(harm, member, other)
         finally:
             if self.harmed.get(member.name) is harm:
                 del self.harmed[member.name]
             harm.over_s = self._now_s() - harm.at_s
 
-    async def _do(self, fault: Fault, member: Member) -> None:
+    async def _do(self, harm: Harm, member: Member, other: Member | None) -> None:
+        fault = harm.fault
         action, seconds = fault.kind.action, fault.seconds
-        if action == "kill":
+        if action == "kill" and member.part == "gcs":
+            await self._take_gcs(member, seconds)
+        elif action == "kill":
             member.signal(signal.SIGKILL)
         elif action == "poison":
             await self._poison(fault.kind.part)
@@ -84,15 +91,59 @@ class Harmer:
             finally:
                 member.signal(signal.SIGCONT)
         elif action == "memory":
-            member.starve()
-            try:
-                await _while_alive(member, seconds)
-            finally:
-                member.feed()
+            await self._starve(harm, member)
+        elif action == "partition":
+            assert other is not None
+            await self._part(member, other, seconds)
         elif action == "slow" and member.part == "core":
             await _slow_down(member, seconds)
         else:
             await self._order(fault, member)
+
+    async def _take_gcs(self, member: Member, seconds: float) -> None:
+        """Kills Ray's control process, which its supervisor starts again after `seconds`."""
+        away = self._orders / AWAY
+        away.touch()
+        member.signal(signal.SIGKILL)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            away.unlink()
+
+    async def _starve(self, harm: Harm, member: Member) -> None:
+        """Leaves a process no memory, and notes whether it died of that, or got none."""
+        hoards = member.part != "core"
+        name = member.engine_id or str(member.pid)
+        limit = member.starve(hoards)
+        if limit is None:
+            return
+        if hoards:
+            give(self._orders, name, Order(hoard=True))
+        harm.outcome = "nothing seen"
+        try:
+            for _ in range(round(harm.fault.seconds / LOOK_S)):
+                taken_bytes = member.taken_bytes()
+                if taken_bytes is None:
+                    harm.outcome = "died"
+                    return
+                if hoards and taken_bytes > limit - SHORT_BYTES:
+                    harm.outcome = "got no memory"
+                await asyncio.sleep(LOOK_S)
+        finally:
+            if hoards:
+                give(self._orders, name, None)
+            member.feed()
+
+    async def _part(self, member: Member, other: Member, seconds: float) -> None:
+        """Lets nothing pass between two processes."""
+        pair = (member.pid, other.pid)
+        self._cuts.append(pair)
+        give_cuts(self._orders, self._cuts)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._cuts.remove(pair)
+            give_cuts(self._orders, self._cuts)
 
     async def _order(self, fault: Fault, member: Member) -> None:
         orders = {

@@ -22,11 +22,16 @@ PART_OF = {
     "worker": "worker",
     "flow agent": "agent",
     "flow coordinator": "coordinator",
+    "gcs": "gcs",
 }
 """The part of a process by the role that `benchmarks.live.proctree` reads in its command line."""
 
 SPARE_BYTES = 2 * 2**20
-"""Address space that a process starved of memory may still take. ASSUMPTION: a few requests' worth."""
+"""Address space that a process which is starved of memory, and hoards, may still take: so much that it gets to know
+that there is no more. ASSUMPTION: a few requests' worth."""
+SHORT_BYTES = 2**18
+"""Address space that is left to a process to which an allocation has failed: its heap grows by 132 kB at least (glibc's
+M_TOP_PAD and the request)."""
 
 
 @dataclass(slots=True)
@@ -71,14 +76,24 @@ class Member:
             return False
         return True
 
-    def starve(self) -> bool:
-        """Leaves the process almost no address space, so that its next larger allocation fails."""
-        found = self.process()
-        if found is None:
-            return False
-        limit = found.memory_info().vms + SPARE_BYTES
+    def starve(self, hoards: bool) -> int | None:
+        """Limits the address space of the process, and returns the limit; None if it has ended. One that `hoards` takes
+        the little that it leaves by itself; for any other the limit is below what it has, so that it gets nothing new.
+        """
+        taken_bytes = self.taken_bytes()
+        if taken_bytes is None:
+            return None
+        limit = taken_bytes + SPARE_BYTES if hoards else taken_bytes // 2
         resource.prlimit(self.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-        return True
+        return limit
+
+    def taken_bytes(self) -> int | None:
+        """Returns the address space of the process, or None if it has ended."""
+        found = self.process()
+        try:
+            return None if found is None else int(found.memory_info().vms)
+        except psutil.NoSuchProcess:
+            return None
 
     def feed(self) -> None:
         """Ends `starve`."""

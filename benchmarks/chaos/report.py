@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.totals import added_up
+from benchmarks.chaos.totals import MOST_FROZEN, added_up
 from benchmarks.plots import COLOURS, QUIET, figure, with_palette
 
 BIN_S = 5.0
@@ -18,6 +18,7 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
         f"faults {total['faults']}",
         f"requests {total['requests']}: right {total['right']} ({total['near_ties']} after a near tie), "
         f"failed {sum(total['failed'].values())}, wrong {sum(total['wrong'].values())}, unended {total['unended']}",
+        *_frozen(total["frozen"]),
     ]
     counters: Mapping[str, int] | None = total["counters"]
     if counters is not None:
@@ -27,6 +28,10 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
     lines += [f"  wrong: {form}: {count}" for form, count in _most(total["wrong"])]
     lines += [f"  apart: {cause}: {count}" for cause, count in _most(total["apart"])]
     lines += [f"  note: {cause}: {count}" for cause, count in _most(total["notes"])]
+    lines += [
+        f"  outcome: {kind}: {', '.join(f'{what} {count}' for what, count in _most(counts))}"
+        for kind, counts in sorted(total["outcomes"].items())
+    ]
     lines += [f"  counter: {name}: {count:g}" for name, count in sorted((counters or {}).items())]
     lines += [f"  LEAK: {leak}" for leak in total["leaks"]] or ["leaks: none"]
     return lines
@@ -84,7 +89,8 @@ def page_of(runs: Sequence[Mapping[str, Any]], picture: str) -> str:
         "",
         "A stall is the longest time in which a stream got nothing, its wait for the first token included; a whole "
         "answer is late by all that delays it. A fault is *alone* if all was whole when it began and no other one "
-        "began during its longest stall; only these are compared with the aim. *Served "
+        "began during its longest stall; only these are compared with the aim, and only in runs in which the clients' "
+        "clock, on which stalls are counted, stood still for 5 % of the time at most. *Served "
         "again*: the last moment at which a request waited for longer than a second. *Whole again*: the part has as "
         "many well processes as before, counted from the end of a fault that ends by itself.",
         "",
@@ -147,6 +153,18 @@ def _rates(line: Mapping[str, Any]) -> tuple[list[float], list[float]]:
             at.append(t / 60)
             first = i
     return at, rates
+
+
+def _frozen(shares: Mapping[str, float]) -> list[str]:
+    """Returns how much of the runs the clients' clock stood still, and which runs therefore do not count."""
+    lines = [f"the clients' clock stood still for {100 * max(shares.values()):.1f} % of a run at most"]
+    beyond = [seed for seed, share in shares.items() if share > MOST_FROZEN]
+    if beyond:
+        lines.append(
+            f"NOT COUNTED for the aims of stalls, because it stood still for more than {100 * MOST_FROZEN:g} %: "
+            f"seeds {', '.join(beyond)}"
+        )
+    return lines
 
 
 def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -55,7 +55,7 @@ def blame(gaps: Iterable[Gap], harms: Sequence[Harm]) -> dict[int, list[Gap]]:
 def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Returns everything that a run found, as JSON data."""
     tally = run.clients.tally
-    blamed = blame((gap for gap in tally.gaps if gap.apart is None), run.harms)
+    blamed = blame((gap for gap in tally.gaps if not gap.apart), run.harms)
     return {
         "engines": setup.engines,
         "seed": seed,
@@ -86,6 +86,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
         "leaks": run.leaks,
         "details": [list(detail) for detail in tally.details],
         "frozen_s": round(run.clients.clock.frozen_s, 1),
+        "frozen_share": round(run.clients.clock.frozen_share(), 4),
         "faults": [_fault(harm, blamed.get(i, [])) for i, harm in enumerate(run.harms)],
         "longest_gaps": _longest(blamed, run.harms),
         "gaps_without_fault": sorted((round(g.seconds, 2) for g in blamed.get(-1, [])), reverse=True)[:10],
@@ -111,7 +112,8 @@ def _longest(blamed: Mapping[int, Sequence[Gap]], harms: Sequence[Harm]) -> list
 
 def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
     """Returns a fault's row: seconds, kind, victim, its length, longest stall of a stream, streams that stalled, until
-    served, until whole, whether the next one did not wait, and the seconds by which a whole answer was late at most.
+    served, until whole, whether the next one did not wait, the seconds by which a whole answer was late at most, and
+    what it did where that is not certain.
     """
     stalls = [gap.seconds for gap in gaps if not gap.whole]
     late = [gap.seconds for gap in gaps if gap.whole]
@@ -119,7 +121,7 @@ def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
     return [
         round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.over_s or 0.0, 1),
         round(max(stalls, default=0.0), 2), len(stalls), round(harm.service_s, 1), whole_s, harm.bounded,
-        round(max(late, default=0.0), 2),
+        round(max(late, default=0.0), 2), harm.outcome,
     ]  # fmt: skip
 
 

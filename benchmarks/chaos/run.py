@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,11 +19,11 @@ from typing import Any
 
 from actors.engine.sim.faults import POISON
 from benchmarks.chaos.asks import Ask, poison_ask
-from benchmarks.chaos.clients import Clients, Judge
+from benchmarks.chaos.clients import Apart, Clients, Judge
 from benchmarks.chaos.harm import APART_AFTER_S, Harm, Harmer
 from benchmarks.chaos.http import connect
 from benchmarks.chaos.processes import Member, Track, by_part, measure, members
-from benchmarks.chaos.schedule import ENGINES, Schedule, role_of
+from benchmarks.chaos.schedule import ENGINES, OTHERS, Schedule, role_of
 from benchmarks.chaos.setups import Setup
 from benchmarks.chaos.watch import Watch
 from benchmarks.live.servers import ServerError
@@ -34,7 +35,7 @@ SERVED_S = 1.0
 SETTLE_S = 1.5
 """Seconds after the beginning of a fault before which nobody can say that its effect is over."""
 
-REST_S = 150.0
+REST_S = 240.0
 """Seconds for the requests under way and the faults in force to end, when the time is up."""
 
 IDLE_S = 90.0
@@ -213,26 +214,35 @@ class Run:
 
     def _begin_next(self) -> None:
         well = self.survey.well()
-        counts = {part: len(those) for part, those in well.items()}
-        fault = self._schedule.next(counts)
+        engines = {part: {m.engine_id for m in those} for part, those in well.items()}
+        # what belongs to an engine is harmed only where the engine itself is well
+        those = {
+            part: [m for m in found if role_of(part) == part or m.engine_id in engines.get(role_of(part), ())]
+            for part, found in well.items()
+        }
+        fault = self._schedule.next({part: len(found) for part, found in those.items()})
         if fault is None:
             return
         part = fault.kind.part
-        engines = {m.engine_id for m in well.get(role_of(part), [])}
-        those = [m for m in well.get(part, []) if role_of(part) == part or m.engine_id in engines]
-        if not those:
-            return
-        victim = fault.victim([m.name for m in those])
-        member = next(m for m in those if m.name == victim)
+        victim = fault.victim([m.name for m in those[part]])
+        member = next(m for m in those[part] if m.name == victim)
+        other = None
+        if fault.kind.action == "partition":
+            found = [m for name in OTHERS[part] for m in those.get(name, ())]
+            chosen = fault.other([m.name for m in found])
+            other = next(m for m in found if m.name == chosen)
+            victim = f"{victim} / {other.name}"
         now_s = self.clients.clock.now_s
         harm = Harm(fault, victim, now_s, now_s + fault.seconds)
-        if part == "ingress":
+        if part == "ingress" and fault.kind.action in ("kill", "stop"):
+            # it takes no further connection while they are listed
+            member.signal(signal.SIGSTOP)
             harm.ports = member.remote_ports()
-            self.clients.set_apart(harm.ports, fault.kind.name)
+            self.clients.set_apart(harm.ports, Apart(fault.kind.name, lambda: not member.alive()))
             self._apart.append(harm)
         self.harms.append(harm)
         self._say(f"fault {len(self.harms)}: {fault.kind.name} {victim} {fault.seconds:.0f} s")
-        self._harmer.begin(harm, member)
+        self._harmer.begin(harm, member, other)
 
     def _ingress_fault(self) -> str | None:
         """Returns the name of the fault for which an ingress may refuse or ignore connections now."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
-from benchmarks.chaos.schedule import FLOW, SIM, VLLM, Kind, role_of
+from benchmarks.chaos.schedule import BARE, FLOW, GCS, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -22,6 +22,9 @@ FLOW_BYTES_PER_S = 100e6
 part of a second, so that faults meet reads that are held.
 """
 
+OWN = "app.serve"
+"""The module of the command that serves an application with a Ray of its own."""
+
 Engines = Literal["sim", "vllm"]
 
 
@@ -30,7 +33,7 @@ class Setup:
     """An application and its load. `parts` are the processes of each part when all is well.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
-    next one from beginning. A `bare` application runs without Ray (`benchmarks.chaos.bare`).
+    next one from beginning. The module `by` serves it: Sluice's own command, or one of this folder, which obeys orders.
     """
 
     engines: Engines
@@ -41,7 +44,7 @@ class Setup:
     every_s: float
     bound_s: float
     args: Mapping[str, Any]
-    bare: bool = False
+    by: str = OWN
 
     def command(self, folder: Path) -> Command:
         """Returns the command that serves the application, with its sockets and orders in `folder`."""
@@ -53,9 +56,10 @@ class Setup:
                 {**group, "options": {**group["options"], "faults": str(orders)}} for group in args["engines"]
             ]
         command = sluice_app(f"chaos on {self.engines} engines", folder / "app.yaml", args, 600.0)
-        argv = [
-            "benchmarks.chaos.bare" if self.bare and part == "app.serve" else part for part in command.argv
-        ]
+        argv = list(command.argv)
+        if self.by != OWN:
+            argv[argv.index(OWN)] = self.by
+            argv += ["--orders", str(orders)]
         return Command(
             command.name, argv, command.port, command.ready_path, command.ports,
             {"PYTHONPATH": str(ROOT)}, command.timeout_s,
@@ -69,11 +73,13 @@ def sim_setup(
     long_share: float = 0.12,
     bare: bool = False,
     flow: bool = False,
+    gcs: bool = False,
 ) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
 
     With `flow` an agent schedules the reads of KV, which share a link of each prefill engine. With `bare` there are
     two, one for the prefill and one for the decode engines, and a coordinator; each read needs the permits of both.
+    `bare` is without Ray, and with `gcs` the state of Ray's control process, which is harmed as well, is in Redis.
     """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
@@ -99,8 +105,11 @@ def sim_setup(
         parts |= {"controller": 1, "proxy": 1}
     if flow:
         parts |= {"agent": 2, "coordinator": 1} if bare else {"agent": 1}
-    kinds = [kind for kind in (*SIM, *FLOW) if role_of(kind.part) in parts]
-    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, bare)
+    if gcs:
+        parts |= {"gcs": 1}
+    kinds = [kind for kind in (*SIM, *(BARE if bare else ()), *FLOW, GCS) if role_of(kind.part) in parts]
+    by = "benchmarks.chaos.bare" if bare else "benchmarks.chaos.redis_ray" if gcs else OWN
+    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by)
 
 
 def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:

@@ -9,10 +9,19 @@ from typing import Any
 VLLM_STALL_S = 6.0
 """The `stall_s` of the vLLM engines that are harmed."""
 
-AIM_S = {"kill": 2.0, "stop": 6.0, "stall": 7.0, "stop core": VLLM_STALL_S + 2.0}
+AIM_S = {"kill": 2.0, "stop": 6.0, "partition": 6.0, "stall": 7.0, "stop core": VLLM_STALL_S + 2.0}
 """Longest stall of a stream in seconds that a single fault should cause, by what is done: a process dies, a process
-falls silent, the steps of an engine stand still (2 s more than the engines' `stall_s`). Set before the first run.
+falls silent (to one other in a partition), the steps of an engine stand still (2 s more than the engines' `stall_s`).
+Set before the first run.
 """
+
+MOST_FROZEN = 0.05
+"""Share of a run for which the clients' clock may stand still. Stalls of a run beyond it are no wall time, and are not
+compared with the aims."""
+
+
+OUTCOME = 10
+"""The place in a fault's row of what it did, where that is not certain."""
 
 
 def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -28,18 +37,34 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "near_ties": sum(run["near_ties"] for run in runs),
         "unended": sum(run["unended"] for run in runs),
     }
+    total["frozen"] = {str(run["seed"]): frozen_share(run) for run in runs}
     for name in ("failed", "wrong", "apart", "notes", "forms"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter()))
     # Runs of before counted the counters of a process again with each new connection to it, and do not have them.
     counted = all("increases" in run for run in runs)
     total["counters"] = dict(sum((Counter(run["increases"]) for run in runs), Counter())) if counted else None
     total["leaks"] = [{"seed": run["seed"], **run["leaks"]} for run in runs if run["leaks"]]
-    rows = [(row, _is_alone(row, run["faults"])) for run in runs for row in run["faults"]]
+    rows = [
+        (row, frozen_share(run) <= MOST_FROZEN and _is_alone(row, run["faults"]))
+        for run in runs
+        for row in run["faults"]
+    ]
     total["kinds"] = {
         kind: _of_kind(kind, [(row, alone) for row, alone in rows if row[1] == kind])
         for kind in sorted({row[1] for row, _ in rows})
     }
+    total["outcomes"] = outcomes = dict[str, Counter[str]]()
+    for row, _ in rows:
+        # rows of before have no outcome
+        if len(row) > OUTCOME and row[OUTCOME]:
+            outcomes.setdefault(row[1], Counter())[row[OUTCOME]] += 1
     return total
+
+
+def frozen_share(run: Mapping[str, Any]) -> float:
+    """Returns the share of a run for which its clients' clock stood still."""
+    share: float = run.get("frozen_share", run["frozen_s"] / (60 * run["minutes"]))
+    return share
 
 
 def _is_alone(row: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:

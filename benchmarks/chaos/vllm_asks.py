@@ -22,7 +22,9 @@ TOKEN_S = 0.08
 
 TIMEOUT_S = 300.0
 LONG = 3
-"""Answers of a minute among the fixed ones; taking them costs as long as a run of chaos should wait."""
+"""Long answers among the fixed ones; taking them costs as long as a run of chaos should wait."""
+LONG_TOKENS = 900
+"""Tokens of a long answer, which lasts for 72 s by `TOKEN_S`."""
 
 _TOPICS = (
     "the tides of the sea", "how bread is baked", "why leaves turn yellow", "the history of the bicycle",
@@ -41,7 +43,11 @@ _TOOL = {
 
 
 def fixed_asks() -> list[Ask]:
-    """Returns the fixed set: completions and chats, short and of a minute, stop strings, schemas and tools."""
+    """Returns the fixed set: completions and chats, short and of more than a minute, two choices, stop strings, schemas
+    and tools.
+
+    vLLM refuses several choices at temperature 0. Where only the likeliest token may be drawn, the answer is the same.
+    """
     found = []
     for number, topic in enumerate(_TOPICS):
         chat = {"messages": [{"role": "user", "content": f"Tell me about {topic}."}]}
@@ -50,11 +56,12 @@ def fixed_asks() -> list[Ask]:
             _ask(f"chat {number}", chat, 24 + 8 * number),
             _ask(f"text {number}", text, 40 + 12 * number),
             _ask(f"stop {number}", text, 80, stop=[" and", "\n\n"]),
+            _ask(f"n {number}", text, 48, n=2, temperature=1.0, top_k=1),
             _ask(f"schema {number}", chat, 60, response_format=_format()),
             _ask(f"tool {number}", chat, 80, tools=[_TOOL], tool_choice=_choice()),
         ]
         if number < LONG:
-            found.append(_ask(f"long {number}", text, 500, ignore_eos=True))
+            found.append(_ask(f"long {number}", text, LONG_TOKENS, ignore_eos=True))
     return found
 
 

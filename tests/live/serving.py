@@ -18,6 +18,7 @@ import psutil
 import yaml
 
 from app.admin_key import authorize
+from benchmarks.chaos.redis_ray import marked
 from benchmarks.live.servers import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -130,18 +131,6 @@ class App:
 
         result: dict[str, Any] = self.wait(idle, "idle", timeout_s)
         return result
-
-
-def marked(variable: str) -> list[psutil.Process]:
-    """Every process that has this variable in its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if variable in process.environ():
-                found.append(process)
-        except psutil.Error:  # ended, or another user's
-            continue
-    return found
 
 
 def pressure() -> str:

@@ -33,7 +33,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault of an engine: new work fails at once with code `fail`, steps take `slow` times as long, or, if it is
     `stalled`, no step begins while all else goes on. While it is `cut` nothing passes between it and the engines whose
     KV it reads. With `expire` its leases that nobody reads end at once, and with `swap` the handles of its new leases
-    are those of other prompts.
+    are those of other prompts. With `hoard` the process holds all memory that it is allowed to have, so that whatever
+    it does next gets none; who orders it sets a limit first.
     """
 
     fail: Literal["internal", "kv_load"] | None = None
@@ -42,7 +43,14 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: bool = False
     expire: bool = False
     swap: bool = False
+    hoard: bool = False
 
+
+HOARD_SIZES = (2**20, 2**16, 2**12, 2**9 - 40)
+"""Bytes of the pieces in which memory is hoarded. The last, with the head of their object, are the largest for which an
+interpreter keeps pools; larger ones alone would leave it those."""
+MOST_HOARDED = 200_000
+"""Pieces after which hoarding ends: nothing limits this process. They are 200 GB of addresses that nobody touches."""
 
 HEALTHY = Order()
 _orders = msgspec.json.Decoder(Order)
@@ -57,6 +65,7 @@ class Faults:
         self._path = Path(folder) / engine_id.partition("#")[0]
         self._changed = changed
         self._last = b""
+        self._hoard: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -90,7 +99,20 @@ class Faults:
             log.exception("%s: no order of a fault; the one before holds", self._path)
             return
         log.warning("ordered fault: %s", self.order)
+        self._hoard = hoarded() if self.order.hoard else []
         self._changed()
+
+
+def hoarded() -> list[bytes]:
+    """Takes memory until there is no more, and returns it."""
+    found: list[bytes] = []
+    for size in HOARD_SIZES:
+        try:
+            while len(found) < MOST_HOARDED:
+                found.append(bytes(size))
+        except MemoryError:
+            continue
+    return found
 
 
 def give(folder: Path, engine_id: str, order: Order | None) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from actors.wire import messages as wire
 from actors.wire.sockets import connect, listen
 from app.ingress import connections, fallback
 from app.ingress.config import IngressConfig
+from policies.request.stage import Stage
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
 ROOT = Path(__file__).parents[3]
@@ -205,6 +207,30 @@ async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_pat
         await until(lambda: stages(made) == ["queued"])
         await listen_again(made)
         assert (await task).status_code == 200
+
+
+async def test_a_request_waits_for_engines_where_the_router_is_found_first(tmp_path: Path) -> None:
+    """An ingress stands still until router and engines have given it up, as their connections show when it goes on. The
+    router is there at once, knows both engines as ready, and decides; they are connected a moment later.
+    """
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            assert engine.server is not None
+            engine.server.close()
+            engine.channels[0].abort("the ingress was silent")
+        for router in list(made.router._ingresses._ingresses):
+            router.abort("the ingress was silent")
+        # runs when the other ends are closed, and before anybody reads of it
+        asyncio.get_running_loop().call_soon(time.sleep, 3.0)
+        await until(lambda: made.connections.ready() == "no engine is ready", "the end of the connections")
+        await until(lambda: made.connections.router_connected() and not made.connections.decides_here())
+        answer = post(made)
+        await until(lambda: [life.stage for life in made.connections.live.values()] == [Stage.PREFILLING])
+        await listen_again(made)
+        assert (await answer).status_code == 200
+        for task in ("prefill", "decode"):
+            assert made.metric("sluice_retries_total", task=task, reason="not_connected") == 0
+        await made.idle()
 
 
 async def test_a_router_that_knows_no_engine_gets_no_request_from_an_ingress_that_knows_none(

@@ -12,9 +12,14 @@ from actors.wire.sockets import listen
 from app.api.extensions import ClassSlo
 from app.ingress import links
 from app.ingress.config import IngressConfig
+from app.ingress.connections import Connected
 from policies.request.stage import Stage
 from policies.request.terms import Terms
-from tests.app.ingress.rig import MODEL, ScriptedEngine, pair, rig, until
+from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
+
+
+def lives(made: Rig) -> list[Connected]:
+    return list(made.connections.live.values())
 
 
 async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
@@ -38,6 +43,34 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
         await made.idle()
         await real.stop()
         await ghost.stop()
+
+
+async def test_nobody_is_blamed_for_engines_that_go_before_they_were_reached(tmp_path: Path) -> None:
+    """Two engines leave one after the other with a request on its way to them, which neither has ever got."""
+    _, d = pair(tmp_path)
+    async with rig(tmp_path, [d]) as made:
+        ghosts = [ScriptedEngine(f"ghost-{i}", "prefill", tmp_path) for i in range(2)]
+        await ghosts[0].announce(made.router)
+        await until(lambda: len(made.connections.engines()) == 2)
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        for ghost, successor in zip(
+            ghosts, (ghosts[1], ScriptedEngine("real", "prefill", tmp_path)), strict=True
+        ):
+            await until(
+                lambda ghost=ghost: any(e.route and e.route.engine_id == ghost.name for e in lives(made))
+            )
+            if successor.name == "real":
+                d.peers.append(successor)
+                await successor.start(made.router)
+            else:
+                await successor.announce(made.router)
+            await until(lambda s=successor: any(info.id == s.name for info in made.connections.engines()))
+            ghost.kill()
+        answer = await task
+        assert answer.status_code == 200, answer.text
+        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 2
+        await made.idle()
+        await successor.stop()
 
 
 async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(

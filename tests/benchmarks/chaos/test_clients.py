@@ -12,7 +12,7 @@ import pytest
 from benchmarks.chaos import asks
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.asks import Ask, difference, sim_ask
-from benchmarks.chaos.clients import Clients
+from benchmarks.chaos.clients import Apart, Clients
 from benchmarks.chaos.http import connect, get
 from tests.app.ingress.rig import VOCAB, Rig, pair, rig, until
 from tests.app.ingress.test_with_sim import Sim
@@ -83,36 +83,37 @@ async def test_an_answer_to_another_question_is_wrong(sim: Rig) -> None:
     assert clients.tally.right == 0
 
 
-async def test_cuts_errors_and_lost_ingresses_are_counted_where_they_belong(tmp_path: Path) -> None:
-    """Engines that answer when the test says so: one answer is cut, one fails, one is cut with its ingress."""
+async def test_only_what_ends_with_a_dead_ingress_counts_apart(tmp_path: Path) -> None:
+    """Three streams are cut: one of an ingress that nobody harmed, one of an ingress that lives, one of a dead one. An
+    error answer counts as failed whatever was done to its ingress.
+    """
     async with rig(tmp_path, pair(tmp_path, step_s=0.02)) as made:
         clients = Clients(made.listener.port, judge, lambda: None)
         body = {"prompt": [1, 2, 3], "max_tokens": 400, "stream": True}
         async with ticking(clients):
             sent = []
-            for _ in range(2):
+            for _ in range(3):
                 connection = await connect(made.listener.port, 30.0)
-                sent.append(
-                    (
-                        connection,
-                        asyncio.create_task(clients.send(connection, Ask("/v1/completions", body, 8.0, "x"))),
-                    )
-                )
-            await until(lambda: sum(bool(e.answer.choices) for e in clients.open) == 2, "two streams")
-            clients.set_apart({sent[1][0].local_port}, "kill ingress")
+                ask = Ask("/v1/completions", body, 8.0, "x")
+                sent.append((connection, asyncio.create_task(clients.send(connection, ask))))
+            await until(lambda: sum(bool(e.answer.choices) for e in clients.open) == 3, "three streams")
+            clients.set_apart({sent[1][0].local_port}, Apart("stop ingress", lambda: False))
+            # it is seen to be dead a little later than its connection ends
+            looks = iter((False, False))
+            clients.set_apart({sent[2][0].local_port}, Apart("kill ingress", lambda: next(looks, True)))
             for connection, task in sent:
                 connection.transport.abort()
                 await task
             connection = await connect(made.listener.port, 30.0)
+            clients.set_apart({connection.local_port}, Apart("kill ingress", lambda: True))
             bad = Ask("/v1/completions", {"prompt": [1], "max_tokens": 10**7}, 0.0, "x")
             await clients.send(connection, bad)
             connection.drop()
         tally = clients.tally
-        assert tally.requests == 3
-        assert sum(tally.apart.values()) == 1
-        assert [key.partition(":")[0] for key in tally.apart] == ["kill ingress"]
-        assert len(tally.failed) == 2
-        assert any(cause.startswith("400 ") for cause in tally.failed)
+        assert tally.requests == 4
+        assert [(key.partition(":")[0], count) for key, count in tally.apart.items()] == [("kill ingress", 1)]
+        assert sum(tally.failed.values()) == 3
+        assert sum(count for cause, count in tally.failed.items() if cause.startswith("400 ")) == 1
         await made.idle()
 
 
@@ -140,7 +141,7 @@ async def test_a_gap_in_a_stream_is_noted(tmp_path: Path) -> None:
             await task
             connection.drop()
         (gap,) = [gap for gap in clients.tally.gaps if gap.seconds >= 1.0]
-        assert gap.apart is None
+        assert not gap.apart
         assert gap.end_s - gap.start_s == gap.seconds
         await made.idle()
 

@@ -7,8 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from benchmarks.chaos.processes import by_part, measure, members
+import psutil
+
+from actors.engine.sim.faults import Order, give
+from benchmarks.chaos.processes import SHORT_BYTES, Member, by_part, measure, members
 
 PROGRAM = """
 import sys
@@ -78,8 +82,56 @@ def test_a_starved_process_gets_no_memory_until_it_is_fed() -> None:
             # the interpreter has started when it reads; its heap does not grow any more
             until(lambda pid=process.pid: members(os.getpid())[pid].process().status() == "sleeping")  # type: ignore[union-attr]
             member = members(os.getpid())[process.pid]
-            assert member.starve()
+            limit, taken_bytes = member.starve(hoards=False), member.taken_bytes()
+            assert limit is not None and taken_bytes is not None
+            assert limit < taken_bytes
             if fed:
                 member.feed()
             out, err = process.communicate(b"go\ngo\n", timeout=60)
             assert (b"had it" in out, b"MemoryError" in err) == (fed, not fed)
+
+
+HOARDER = """
+import asyncio, sys
+from actors.engine.sim.faults import Faults
+
+async def main(folder):
+    Faults(folder, "x", lambda: print("obeyed", flush=True)).start()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        try:
+            had = bytearray(2**20)
+        except MemoryError:
+            had = None
+        print("none" if had is None else "had it", flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_hoarding_process_has_taken_all_that_it_may_have(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOARDER, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+
+    def ask() -> str:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    try:
+        assert ask() == "had it"
+        member = Member("decode", process.pid, psutil.Process(process.pid).create_time(), "x", "x")
+        limit = member.starve(hoards=True)
+        assert limit is not None
+        assert (member.taken_bytes() or 0) <= limit - SHORT_BYTES
+        give(tmp_path, "x", Order(hoard=True))
+        assert process.stdout.readline().strip() == "obeyed"
+        assert (member.taken_bytes() or 0) > limit - SHORT_BYTES
+        assert ask() == "none"
+        give(tmp_path, "x", None)
+        assert process.stdout.readline().strip() == "obeyed"
+        assert ask() == "had it"
+    finally:
+        process.kill()
+        process.communicate()

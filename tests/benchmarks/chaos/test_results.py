@@ -19,13 +19,13 @@ from benchmarks.chaos.results import (
     process_facts,
 )
 from benchmarks.chaos.schedule import Fault, Kind
-from benchmarks.chaos.totals import added_up
+from benchmarks.chaos.totals import MOST_FROZEN, added_up, frozen_share
 from benchmarks.checkout import code_digest, depends_on
 from benchmarks.live.machine import command
 
 
 def harm(at_s: float, whole_s: float | None) -> Harm:
-    return Harm(Fault(Kind("kill", "decode", 1.0), 0.0, 0), "d", at_s, at_s, whole_s=whole_s)
+    return Harm(Fault(Kind("kill", "decode"), 0.0, 0), "d", at_s, at_s, whole_s=whole_s)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def harm(at_s: float, whole_s: float | None) -> Harm:
 )
 def test_a_gap_is_blamed_on_a_fault(start_s: float, end_s: float, blamed: int) -> None:
     harms = [harm(10.0, 5.0), harm(30.0, None)]
-    gap = Gap(start_s, end_s, end_s - start_s, "short", None)
+    gap = Gap(start_s, end_s, end_s - start_s, "short", False)
     assert blame([gap], harms) == {blamed: [gap]}
 
 
@@ -56,7 +56,7 @@ def result(seed: int, **more: Any) -> dict[str, Any]:
         "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc",
         "code": code_digest(depends_on(MODULE, CODE)),
         "requests": 10, "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {},
-        "apart": {"kill ingress: cut": 1}, "notes": {}, "increases": {"sluice_retries_total": 3},
+        "apart": {"kill ingress: cut": 1}, "notes": {}, "frozen_s": 1.2, "increases": {"sluice_retries_total": 3},
         "forms": {"short": 10}, "leaks": {},
         "faults": [
             [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False, 0.0],
@@ -105,6 +105,28 @@ def test_only_a_fault_that_was_alone_is_compared_with_the_aim() -> None:
     shown = ("number", "alone", "stall_alone_longest_s", "aim_s", "alone_beyond_aim")
     assert [kinds["kill decode"][name] for name in shown] == [3, 1, 2.5, 2.0, 1]
     assert [kinds["stop decode"][name] for name in shown] == [2, 1, 4.0, 6.0, 0]
+
+
+def test_a_run_whose_clients_hardly_ran_is_not_compared_with_the_aims() -> None:
+    """Of 2 minutes 6 s are 5 %."""
+    faults = [[1.0, "kill decode", "d", 0.0, 2.5, 3, 1.2, 8.0, False, 0.0]]
+    slow, well = result(2, faults=faults, frozen_s=6.1), result(1, faults=faults, frozen_s=6.0)
+    assert (frozen_share(well), frozen_share(slow) > MOST_FROZEN) == (MOST_FROZEN, True)
+    kind = added_up([slow, well])["kinds"]["kill decode"]
+    assert (kind["number"], kind["alone"], kind["alone_beyond_aim"]) == (2, 1, 1)
+    lines = lines_of(added_up([slow, well]))
+    assert any("5.1 % of a run" in line for line in lines)
+    assert any("NOT COUNTED" in line and line.endswith("seeds 2") for line in lines)
+    assert not any("NOT COUNTED" in line for line in lines_of(added_up([well])))
+    assert frozen_share(result(1, frozen_share=0.25)) == 0.25
+
+
+def test_what_a_fault_did_is_told_where_it_is_not_certain() -> None:
+    row = [1.0, "memory decode", "d", 0.0, 2.5, 3, 1.2, 8.0, False, 0.0]
+    faults = [row, [*row, "died"], [*row, "died"], [*row, "got no memory"]]
+    assert "  outcome: memory decode: died 2, got no memory 1" in lines_of(
+        added_up([result(1, faults=faults)])
+    )
 
 
 @pytest.mark.parametrize(

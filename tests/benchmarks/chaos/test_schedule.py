@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.chaos.schedule import ENGINES, FLOW, SIM, VLLM, Schedule, role_of
+from benchmarks.chaos.schedule import BARE, ENGINES, FLOW, SIM, VLLM, Kind, Schedule, role_of
 
-WELL = {"prefill": 3, "decode": 4, "router": 1, "ingress": 2, "controller": 1, "proxy": 1}
+WELL = {"prefill": 3, "decode": 4, "router": 1, "ingress": 2, "controller": 1, "proxy": 1, "core": 4}
 
 
 def test_a_seed_decides_all() -> None:
@@ -18,18 +18,28 @@ def test_a_seed_decides_all() -> None:
     assert schedules[0] != schedules[2]
 
 
-def test_every_kind_comes_about_as_often_as_it_weighs() -> None:
-    """2,000 draws: a kind of share p comes 2,000 p times, give or take five standard deviations."""
-    schedule, seen = Schedule(SIM, 3, WELL), Counter[str]()
-    for _ in range(2000):
-        fault = schedule.next(WELL)
-        assert fault is not None
-        seen[fault.kind.name] += 1
-        assert fault.kind.least_s <= fault.seconds <= max(fault.kind.most_s, 0.0)
-    whole = sum(kind.weight for kind in SIM)
-    for kind in SIM:
-        share = kind.weight / whole
-        assert abs(seen[kind.name] - 2000 * share) < 5 * (2000 * share * (1 - share)) ** 0.5
+@pytest.mark.parametrize("kinds", [(*SIM, *BARE), VLLM], ids=["sim", "vllm"])
+def test_a_round_has_every_kind_in_its_number(kinds: tuple[Kind, ...]) -> None:
+    schedule, length = Schedule(kinds, 3, WELL), sum(kind.times for kind in kinds)
+    orders = []
+    for _ in range(3):
+        drawn = [fault for _ in range(length) if (fault := schedule.next(WELL))]
+        assert Counter(fault.kind for fault in drawn) == {kind: kind.times for kind in kinds}
+        assert all(f.kind.least_s <= f.seconds <= max(f.kind.most_s, 0.0) for f in drawn)
+        orders.append([fault.kind.name for fault in drawn])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_kind_that_has_to_wait_comes_before_the_next_round() -> None:
+    """Serve's controller is spared while the router is away, and so is whatever else is left of the round."""
+    schedule, away = Schedule(SIM, 1, WELL), WELL | {"router": 0}
+    possible = sum(kind.times for kind in SIM if kind.part not in ("router", "controller"))
+    drawn = [schedule.next(away) for _ in range(possible)]
+    assert None not in drawn
+    assert schedule.next(away) is None
+    owed = [fault.kind for _ in range(6) if (fault := schedule.next(WELL))]
+    assert {kind.part for kind in owed} == {"router", "controller"}
+    assert Counter(owed) == {k: k.times for k in SIM if k.part in ("router", "controller")}
 
 
 @pytest.mark.parametrize("kinds", [SIM, VLLM])
@@ -47,6 +57,15 @@ def test_the_only_flow_agent_is_harmed_when_it_is_well() -> None:
     actions = {fault.kind.action for _ in range(50) if (fault := schedule.next({"agent": 1}))}
     assert actions == {"kill", "stop"}
     assert schedule.next({"agent": 0}) is None
+
+
+def test_a_partition_needs_somebody_to_be_cut_off_from() -> None:
+    schedule = Schedule([kind for kind in BARE if kind.action == "partition"], 1, WELL)
+    assert schedule.next({"ingress": 2}) is None
+    fault = schedule.next({"ingress": 2, "router": 1})
+    assert fault is not None
+    assert fault.kind.part == "ingress"
+    assert fault.other(["a", "b", "c"]) == fault.other(["c", "b", "a"])
 
 
 def test_every_fault_of_flows_is_drawn_where_its_part_is_well() -> None:
