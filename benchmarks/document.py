@@ -21,6 +21,7 @@ from benchmarks.experiments.base import Row
 from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
+from benchmarks.live.machine import overload
 from benchmarks.live.versus import ratio_of
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
@@ -38,7 +39,9 @@ class Section:
     """The section of one results file.
 
     `origin` is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
-    and `since` says whether that code is still the present one (`provenance.since`).
+    and `since` says whether that code is still the present one (`provenance.since`). `overload` is the load of a
+    machine that was overloaded before it measured (`benchmarks.live.machine`), else empty. `fitted` says what of the
+    experiment was fitted on the figures that it is compared with (`registry.fitted`), or is empty.
     """
 
     file: str
@@ -49,6 +52,8 @@ class Section:
     code: str
     since: str
     plots: tuple[str, ...] = ()
+    overload: str = ""
+    fitted: str = ""
 
 
 # ------------------------------------------------------------------------------------- rows of files without rows
@@ -442,7 +447,8 @@ def _of_experiment(results: Path, path: Path) -> Section:
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
     since = provenance.since(origins, present)
-    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots)
+    fitted = registry.fitted(stored.results.experiment) or ""
+    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots, fitted=fitted)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -468,6 +474,7 @@ def _of_other(results: Path, file: str) -> Section:
         provenance.codes(origins),
         provenance.since(origins, present),
         plots,
+        overload(whole) or "",
     )
 
 
@@ -491,12 +498,14 @@ def document(results: Path = RESULTS) -> str:
     for one in shown:
         source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
         parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
+        if one.fitted:
+            parts.append(f"**Fitted on figures that stand beside it:** {one.fitted}.")
         papers = [row for row in one.rows if row.paper is not None]
         ours = [row for row in one.rows if row.paper is None]
         if papers:
             parts.append(_table(report.HEADER, papers))
         if ours:
-            table = _table(("figure", "ours"), ours)
+            table = _table(("figure", f"ours, {one.overload}" if one.overload else "ours"), ours)
             summary = f"<summary>{len(ours)} figures that no paper prints</summary>"
             folded = papers or len(ours) > FEW_ROWS
             parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
@@ -506,9 +515,11 @@ def document(results: Path = RESULTS) -> str:
 
 def _contents(shown: Sequence[Section]) -> str:
     """Returns the table of all results files with the code that made them."""
-    lines = ["| results | commit | code | code since |", "|---|---|---|---|"]
+    lines = ["| results | commit | code | code since | overload |", "|---|---|---|---|---|"]
     lines += [
-        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} |".replace("  ", " ")
+        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} | {one.overload} |".replace(
+            "  ", " "
+        )
         for one in shown
     ]
     return "\n".join(lines)
@@ -536,4 +547,6 @@ compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, wit
 experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
-whether that code is the *same* today or has *changed*, in which case the figures are of the named commit."""
+whether that code is the *same* today or has *changed*, in which case the figures are of the named commit. *overload*:
+programs that ran or waited on the cores of the machine in the minute before a live measurement, where they were more
+than the cores. Times and rates of such a file are those of a machine that other programs used too."""

@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,12 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"{setup.connections} connections, {setup.rounds} rounds of about {setup.round_s:.0f} s of load")
     rounds = []
     for round_ in range(setup.rounds):
-        found = kept.get(str(round_))
-        if found is None:
-            found = kept.put(str(round_), one_round(setup, round_, say))
-        else:
-            say(f"round {round_}: kept already, from {found['ended_at']}")
-        rounds.append(found)
+        rounds.append(kept.once(f"round {round_}", partial(one_round, setup, round_, say), say))
     rows = table(setup.window_s, blocks_of(rounds))
     _print(rows)
     served, differ = (sum(one[count] for one in rounds) for count in ("served", "replay_differs"))

@@ -205,6 +205,15 @@ class Fleet:
         answer: dict[str, Any] = self._client.get(SCALE).raise_for_status().json()
         return answer
 
+    def takes_orders(self) -> bool:
+        """Returns whether the autoscaler is connected and knows all groups, so that it takes an order."""
+        return all(group["replicas"] is not None for group in self.scaling()["groups"])
+
+    def sleeps(self) -> bool:
+        """Returns whether the application sleeps and has no engine left."""
+        status = self.status()
+        return not status["engines"] and status["sleep"]["phase"] == "asleep"
+
     def metric(self, name: str) -> float:
         """Returns the sum of all samples of a metric; 0.0 while there is none."""
         total = 0.0

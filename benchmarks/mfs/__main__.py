@@ -343,7 +343,7 @@ def _finish(
     """Prints the table, and writes result, table and plot. Returns 1 if a request failed or a cell is invalid, else 0;
     the valid cells are then kept, so that the same command measures the others again.
     """
-    found = report.rows(cells, plan.bits_per_s)
+    found = report.rows(cells, lone["bytes_per_s"] if plan.setup == "link" else None)
     reached = report.aims(found)
     text = report.table(found, reached)
     print("\n" + text)

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 import psutil
 
 from actors.engine.cores import divide_cores, usable_cores
-from actors.flow.reader import SILENT_S
 from benchmarks.checkout import ROOT
 from benchmarks.hosts.network import TMP_PATH, Host
 from benchmarks.live.targets import model_directory
@@ -80,9 +79,10 @@ class Sizes:
 
     Two thirds of `lease_s` are the longest hold of a read. Above the link's capacity a read that cannot be in time
     waits until all others have ended, which is the end of the run. `silent_s` is for how long the agent may be silent
-    before held reads go on without it. `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s` are those of vLLM
-    engines; `bytes_per_s` is the bandwidth of the sim engines' links; `arbiter` has fields of the agent's
-    `ArbiterConfig`.
+    before held reads go on without it: the engines keep all cores busy, and with an engine's default of 20 ms more than
+    half of the reads went on so (make bench-permits sweeps it). `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s`
+    are those of vLLM engines; `bytes_per_s` is the bandwidth of the sim engines' links; `arbiter` has fields of the
+    agent's `ArbiterConfig`.
     """
 
     decodes: int = 2
@@ -90,7 +90,7 @@ class Sizes:
     slots: int = 32
     max_model_len: int = 2_048
     lease_s: int = 300
-    silent_s: float = SILENT_S
+    silent_s: float = 0.5
     prefill_kv_gib: float = 4.0
     decode_kv_gib: float = 2.0
     read_timeout_s: float = 300.0

@@ -124,9 +124,9 @@ class Row:
 
     `prefill_p50` and `prefill_p99` are the times from sending a prompt to the end of its prefill, of both classes: if
     they grow with the load, requests wait for the prefill engine and not for the link. `link_share` is the share of
-    the link's bandwidth that was used from the first read to the last one's end (None where there is no real link), and
-    `unscheduled` the share of flows without a permit (None without an agent). `invalid` says why the row says nothing
-    about the policy; empty if it does. `lends` says whether prefixes are lent (MFS stage 1).
+    what the link carries that was read from the first read's beginning to the last one's end (None where there are
+    several links), and `unscheduled` the share of flows without a permit (None without an agent). `invalid` says why
+    the row says nothing about the policy; empty if it does. `lends` says whether prefixes are lent (MFS stage 1).
     """
 
     policy: str
@@ -157,21 +157,21 @@ class Row:
         return self.policy if self.lends else f"{self.policy}, stage 1 off"
 
 
-def rows(cells: Sequence[Mapping[str, Any]], bits_per_s: float) -> list[Row]:
+def rows(cells: Sequence[Mapping[str, Any]], bytes_per_s: float | None) -> list[Row]:
     """Returns a row for each load, policy and form of stage 1 among the cells, in the order in which they first come.
-    The link has `bits_per_s`.
+    The link carries `bytes_per_s` (None: there are several links).
 
     A cell is what `cell` returns, with `policy`, `lends` and `load`. One without an answer in a class makes no row.
     """
     groups: dict[tuple[float, str, bool], list[Mapping[str, Any]]] = {}
     for one in cells:
         groups.setdefault((one["load"], one["policy"], one["lends"]), []).append(one)
-    made = [_row(policy, lends, load, own, bits_per_s) for (load, policy, lends), own in groups.items()]
+    made = [_row(policy, lends, load, own, bytes_per_s) for (load, policy, lends), own in groups.items()]
     return [row for row in made if row is not None]
 
 
 def _row(
-    policy: str, lends: bool, load: float, own: Sequence[Mapping[str, Any]], bits_per_s: float
+    policy: str, lends: bool, load: float, own: Sequence[Mapping[str, Any]], bytes_per_s: float | None
 ) -> Row | None:
     def values(kind: str, name: str) -> list[float]:
         return [value for one in own for value in one[kind][name]]
@@ -186,8 +186,8 @@ def _row(
     tight_transfer, tight_ttft, loose_transfer, loose_ttft = series
     prefill = [value for kind in KINDS for value in values(kind, "prefill_ms")]
     busy_s = sum(one["busy_s"] for one in own)
-    wire_bits = 8e6 * sum(one["wire_mb"] for one in own)
-    carried_bits = bits_per_s * sum(one["spell_s"] for one in own)
+    read_mb = sum(one[kind]["read_mb"] for one in own for kind in KINDS)
+    spell_s = sum(one["spell_s"] for one in own)
     return Row(
         policy=policy,
         lends=lends,
@@ -206,8 +206,8 @@ def _row(
         tight_in_time=share(["tight"]),
         loose_in_time=share(["loose"]),
         attainment=share(KINDS),
-        mb_per_s=sum(one[kind]["read_mb"] for one in own for kind in KINDS) / busy_s,
-        link_share=wire_bits / carried_bits if wire_bits else None,
+        mb_per_s=read_mb / busy_s,
+        link_share=None if bytes_per_s is None else 1e6 * read_mb / (bytes_per_s * spell_s),
         unscheduled=unscheduled_share(own),
         invalid="; ".join(filter(None, map(invalid, own))),
     )
@@ -255,6 +255,14 @@ def aims(found: Sequence[Row]) -> list[Aim]:
             points = 100 * (high[form].attainment - high["edf"].attainment)
             what = f"attainment of {form} less EDF's at the higher load, points"
             made.append(Aim(what, "above 0", points, points > 0))
+    used = [row.link_share for row in high.values() if row.link_share is not None]
+    if used and max(by_load) > 1:
+        # else requests wait for something that no flow policy orders
+        made.append(
+            Aim(
+                "least share of the link used at the higher load", "at least 0.9", min(used), min(used) >= 0.9
+            )
+        )
     return made
 
 

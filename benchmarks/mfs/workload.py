@@ -33,8 +33,8 @@ class Workload:
     tight_share: float = 0.77
     tight_tokens: int = 257
     loose_tokens: int = 1_985
-    tight_prompts: int = 24
-    loose_prompts: int = 12
+    tight_prompts: int = 8
+    loose_prompts: int = 4
     slo_factor: float = 3.0
     fresh: bool = False
     prefix_share: float = 0.875

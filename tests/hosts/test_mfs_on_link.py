@@ -4,7 +4,6 @@ It is interrupted when its first cell is kept, and the same command goes on from
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -47,13 +46,20 @@ def hosts() -> set[int]:
     return {int(pid) for pid in found.stdout.split()}
 
 
+def heed_interrupts() -> None:
+    """Undoes what a shell does to a command that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_it_goes_on_after_an_interruption_and_its_reads_are_chunked_held_and_over_the_link(
     tmp_path: Path,
 ) -> None:
     before, others = parts(), hosts()
     log = tmp_path / "first.log"
     with log.open("wb") as opened:
-        first = subprocess.Popen(command(tmp_path), stdout=opened, stderr=opened, cwd=ROOT)
+        first = subprocess.Popen(
+            command(tmp_path), stdout=opened, stderr=opened, cwd=ROOT, preexec_fn=heed_interrupts
+        )
         end_s = time.monotonic() + START_S
         while "unscheduled, run 0" not in "".join(path.read_text() for path in parts() - before):
             assert first.poll() is None, log.read_text()
@@ -64,7 +70,7 @@ def test_it_goes_on_after_an_interruption_and_its_reads_are_chunked_held_and_ove
     assert hosts() == others
     assert not (tmp_path / "link.json").exists()
 
-    second = subprocess.run(command(tmp_path), capture_output=True, text=True, cwd=ROOT, env=os.environ)
+    second = subprocess.run(command(tmp_path), capture_output=True, text=True, cwd=ROOT)
     print(second.stdout)
     assert second.returncode == 0, second.stdout + second.stderr
     assert "unscheduled: 3 engines are ready" not in second.stdout

@@ -27,7 +27,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
-from app.ingress.tokenizer import WordCodec
+from app.ingress.tokenizer import TextCodec, WordCodec
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 
@@ -236,6 +236,7 @@ async def rig(
     listener: ListenerConfig | None = None,
     network: RouterNetwork | None = None,
     key_file: KeyFile | None = None,
+    codec: TextCodec | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end."""
@@ -252,7 +253,7 @@ async def rig(
         return router.addresses
 
     connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
-    app = IngressApp(config, connections, WordCodec(VOCAB), metrics, {"version": "0.0"}, key_file)
+    app = IngressApp(config, connections, codec or WordCodec(VOCAB), metrics, {"version": "0.0"}, key_file)
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
@@ -275,6 +276,12 @@ async def rig(
         for engine in engines:
             await engine.stop()
         await router.stop()
+
+
+def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    """The bytes of one HTTP request."""
+    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def pair(directory: Path, **more: Any) -> list[ScriptedEngine]:

@@ -14,9 +14,20 @@ from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.wire.channel import Identity
 from actors.wire.messages import Decode
+from benchmarks.live.kept import Parts
+from benchmarks.mfs import __main__ as command
 from benchmarks.mfs import reports as reports_module
 from benchmarks.mfs.drive import Client, Promise
-from benchmarks.mfs.engines import LAYER_GROUPS, SECRET, Running, Sizes, sim_nodes, sim_options
+from benchmarks.mfs.engines import (
+    LAYER_GROUPS,
+    SECRET,
+    UNSCHEDULED,
+    OneMachine,
+    Running,
+    Sizes,
+    sim_nodes,
+    sim_options,
+)
 from benchmarks.mfs.report import cell
 from benchmarks.mfs.reports import Reports
 from benchmarks.mfs.workload import KINDS, Kind, Workload, arrivals
@@ -179,6 +190,22 @@ async def test_a_cold_engine_reads_the_prefix_that_the_first_one_lends_or_comput
     # two flows after each group of layers of each step
     assert all(one["stages"]["collective"]["flows"] >= 2 * LAYER_GROUPS for one in found.values())
     assert all(one["stages"]["p2d"]["flows"] == 24 for one in found.values())
+
+
+async def test_the_bandwidth_is_that_of_the_time_in_which_bytes_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time that an engine takes before and after the bytes is no time of the link, which others can use then."""
+    monkeypatch.setattr(command, "LONE", 2)
+    workload = dataclasses.replace(WORKLOAD, fresh=True, cold_share=0.5)
+    plan = command.Plan("sim", (UNSCHEDULED,), (0.8,), 1, 4 * 10**8, workload, SIZES)
+    bench = command.Bench(plan, OneMachine(SIZES), None, tmp_path, Parts("x", {}, {}, tmp_path), print)
+    async with engines(tmp_path, hold_transfers_s=0.3) as (running, _):
+        lone = await bench._alone(Client(running, workload, {}))
+    # 512 tokens of 23,040 bytes at 50 MB/s, and 1 ms of latency: 237 ms
+    assert lone["bytes"] == {"tight": 64 * 23_040, "loose": 512 * 23_040}
+    assert 45e6 < lone["bytes_per_s"] < 50e6
+    assert lone["transfer_s"]["loose"] > 0.5
 
 
 async def test_an_agent_that_says_nothing_any_more_ends_the_run(

@@ -1,12 +1,14 @@
 """The command where it cannot measure, and its checks of what it has measured."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.live.kept import Parts
 from benchmarks.mfs import __main__ as command
 from benchmarks.mfs import link
-from benchmarks.mfs.engines import UNSCHEDULED, Sizes
+from benchmarks.mfs.engines import UNSCHEDULED, OneMachine, Sizes
 from benchmarks.mfs.workload import Workload
 
 PLAN = command.Plan("link", (UNSCHEDULED, "mfs"), (0.8,), 1, 10**8, Workload(), Sizes())
@@ -60,6 +62,18 @@ def test_a_run_in_order_is_taken(policy: str, held_ms: float) -> None:
 def test_a_run_that_measured_something_else_is_refused(policy: str, found: dict[str, Any], why: str) -> None:
     with pytest.raises(command.BadRunError, match=why):
         command._check_read(PLAN, case(policy), found)
+
+
+def test_what_was_measured_is_not_measured_again_unless_it_is_invalid(tmp_path: Path) -> None:
+    parts = Parts("mfs", {"code": "", "code_of": []}, {}, tmp_path)
+    bench = command.Bench(PLAN, OneMachine(Sizes()), None, tmp_path, parts, print)
+    due, invalid, valid, unscheduled = (command.Case("mfs", run, 0.8, True) for run in range(4))
+    parts.put(invalid.name, {"flows": 100, "unscheduled": {"silent": 2}})
+    parts.put(valid.name, {"flows": 100, "unscheduled": {"silent": 1}})
+    parts.put(unscheduled.name, {})
+    assert [bench._is_due(case) for case in (due, invalid, valid, unscheduled)] == [True, True, False, False]
+    # both forms of stage 1 are parts of their own
+    assert bench._is_due(command.Case("mfs", 2, 0.8, False))
 
 
 def test_promises_are_multiples_of_what_a_class_takes_alone() -> None:
