@@ -32,7 +32,7 @@ import dataclasses
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -61,8 +61,11 @@ HISTORY = 3_000
 # Seeds below it were looked at while the experiments were set up; reports are of others.
 SEEDS_FROM = 10
 RIVALS = ("fair", "sjf", "edf", "karuna")
-LATE = "mfs-late"
-POLICIES = (*RIVALS, "mfs", LATE)
+LATE, PRUNED = "mfs-late", "mfs-pruned"
+OURS = ("mfs", LATE, PRUNED)
+POLICIES = (*RIVALS, *OURS)
+# ASSUMPTION: MFS names no drop budget. This is the default of live agents (`actors.flow.config`).
+DROP_SHARE = 0.1
 # MFS 6.3: prompts of the dense model. The paper's agent trace is not published; Mooncake's synthetic one shares as
 # much.
 MOONCAKE = {"mooncake-conversation": "mooncake-conversation", "mooncake-agent": "mooncake-synthetic"}
@@ -156,8 +159,20 @@ def _sharing(p_share: float, groups: int, covered: tuple[float, float]) -> Shari
     return Sharing(p_share=p_share, groups=groups, covered=covered, block_tokens=BLOCK_TOKENS)
 
 
-FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {LATE: ("mfs", {"scale": 4.0})}
-"""The policies that are forms of another: its name and parameters."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A flow policy with parameters, and the share of requests that Algorithm 1 may prune with it."""
+
+    policy: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    drop_share: float = 0.0
+
+
+FORMS: Mapping[str, Form] = {
+    LATE: Form("mfs", {"scale": 4.0}),
+    PRUNED: Form("mfs", drop_share=DROP_SHARE),
+}
+"""The variants of "policy" that are forms of another policy."""
 
 
 def config(model: str, work: str, policy: str, rate: float, **more: Any) -> dict[str, Any]:
@@ -168,7 +183,7 @@ def config(model: str, work: str, policy: str, rate: float, **more: Any) -> dict
     - `isolated`: collectives have ports of their own ("w/o contention")
     - `params` of the policy; `permits`: the fields of `Permits` in order, instead of ideal switches
     - `trace`: the published trace of a workload named mooncake-...
-    - `pattern` of collectives, else "ring"; `drop_budget` of Algorithm 1
+    - `pattern` of collectives, else "ring"; `drop_share` of Algorithm 1, else the form's
     """
     return {"model": model, "workload": work, "policy": policy, "rate": rate, **more}
 
@@ -306,6 +321,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         "d", Role.DECODE, ports, profile, nodes=tuple(f"node{ports + i}" for i in range(ports)), **common
     )
     permits = config.get("permits")
+    form = FORMS.get(config["policy"], Form(config["policy"]))
     warmup = config.get("warmup", 512)
     return SimConfig(
         (prefill, decode),
@@ -323,10 +339,10 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         network=Fabric(topology, oracle_s=None),
         flows=FlowSetup(
-            FORMS.get(config["policy"], (config["policy"], config.get("params", {}))),
+            (form.policy, {**form.params, **config.get("params", {})}),
             permits=None if permits is None else Permits(*permits),
             known=known,
-            drop_budget=config.get("drop_budget", 0),
+            drop_share=config.get("drop_share", form.drop_share),
         ),
         seed=seed,
         warmup_s=requests[warmup].at_s,
