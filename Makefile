@@ -75,7 +75,7 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
 
-bench-permits: setup ## time of a permit of the flow arbiter among 1,000 flows
+bench-permits: setup ## time of a permit of the flow arbiter among 1,000 flows; reads without permits by how long an agent may be silent
 	$(PY) -m benchmarks.permits $(ARGS)
 
 bench-policies: setup ## live: policies switched under load, balance (also with a pool that waits for a minute, and on vLLM), NetKV on two tiers, the composition's TTFT
@@ -105,7 +105,7 @@ bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads b
 bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
-bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with U = 4 (root, Linux, tc; 90 minutes)
+bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with U = 4 (root, Linux, tc; 90 minutes; ARGS="--setup sim": all stages on sim engines)
 	$(PY) -m benchmarks.mfs $(ARGS)
 
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"

@@ -13,10 +13,11 @@ import asyncio
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+from app.user_folder import user_folder
 
 log = logging.getLogger("ray.serve")
 
@@ -30,7 +31,7 @@ ASSUMPTION: cutting what is left and closing connections takes a second or two, 
 
 def socket_directory(configured: str | None) -> str:
     """Returns the folder of the internal unix sockets: `wire.socket_dir`, or the user's own."""
-    return configured or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
+    return configured or str(user_folder())
 
 
 class DrainPoint:

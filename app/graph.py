@@ -35,6 +35,9 @@ from app.replicas import (
     deployment_of,
 )
 
+# `CLOSE_S` (5 s) of `actors.engine.server` for connections, then `SHUTDOWN_S` (10 s) of vLLM, and 5 s for the rest
+END_S = 20.0
+"""Seconds that a replica has to end after its drain, before Serve kills it."""
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 30.0
 """Seconds to wait for the answer to a health probe; Serve replaces a replica after three missed probes in a row.
@@ -116,7 +119,7 @@ def _application(
         name=name,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=drain_s + 5.0,
+        graceful_shutdown_timeout_s=drain_s + END_S,
         graceful_shutdown_wait_loop_s=0.5,
         **options,
     )(cls)

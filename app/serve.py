@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from actors.options import ConfigError
+from app.admin_key import KeyFile
 from app.config import parse
 from app.own_ray import END_TIMEOUT_S, OwnRay, restarts
 
@@ -151,6 +152,7 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
             own.unwatch()
         if own is None or not own.broken:
             _shutdown(say, own is not None)
+            KeyFile(parse(schema["applications"][0]["args"]).ingress.port).remove()
         if own is not None:
             own.remove()
 
@@ -272,6 +274,8 @@ def _greet(config: Any, http_port: int, say: "_Progress") -> None:
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     body += '"temperature": 0, "max_tokens": 64, "stream": true}'
     print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    if (key_file := KeyFile(config.ingress.port).path).exists():
+        print(f"  The admin key is in {key_file}; `sluice` reads it there by itself.")
     print("  Ctrl-C ends it.\n", flush=True)
 
 

@@ -171,8 +171,9 @@ def _run(args: argparse.Namespace) -> int:
     if not experiments:
         raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
     options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
-    for _, experiment in experiments:
+    for name, experiment in experiments:
         _require_traceable(experiment, options)
+        _require_traces(name, experiment, options)
     failed, start_s, first_cpu_s = [], time.monotonic(), _cpu_s()
     for name, experiment in experiments:
         before_s = _cpu_s()
@@ -195,7 +196,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _require_traceable(experiment: Experiment, options: Options) -> None:
     """Raises ExperimentError for runs whose code nobody could find again, if their results are to be committed."""
-    if not options.out.resolve().is_relative_to(COMMITTED.resolve()):
+    if not _to_be_committed(options):
         return
     if options.keep_stale:
         raise ExperimentError(
@@ -206,6 +207,26 @@ def _require_traceable(experiment: Experiment, options: Options) -> None:
             f"{experiment.__name__} depends on files that differ from the commit: commit the code first, or leave --out"
             " out"
         )
+
+
+def _require_traces(name: str, experiment: Experiment, options: Options) -> None:
+    """Says on the error output which published traces of an experiment are not here, so that it has fewer cases or
+    stand-ins. Raises ExperimentError if its results are to be committed.
+    """
+    from benchmarks.workloads.catalog import missing_traces, traces_of
+
+    paths = runner.code_paths(experiment)
+    missing = missing_traces(paths, traces_of(paths))
+    if not missing:
+        return
+    said = f"{name} WITHOUT {', '.join(missing)}: it has fewer cases, or stand-ins; give --traces DIR"
+    if _to_be_committed(options):
+        raise ExperimentError(f"{said}, without which nothing goes into {COMMITTED}")
+    print(f"{'*' * 100}\nWARNING: {said}\n{'*' * 100}", file=sys.stderr, flush=True)
+
+
+def _to_be_committed(options: Options) -> bool:
+    return options.out.resolve().is_relative_to(COMMITTED.resolve())
 
 
 def _cpu_s() -> float:

@@ -5,13 +5,14 @@
   are docs/results.md, the predictors' page and the pages of faults. The rows of the other files are made from what was
   measured, so there is nothing that could differ. Their plots are there and whole.
 - An experiment's results are of its full size, of seeds from 0, and of the variants that its code has now, if that code
-  is the present one.
+  is the present one. Their runs had all published traces that their code names.
 - Each number in README.md, CHANGELOG.md, docs and the READMEs that cites a results file is compared with it, rounded to
   the decimals that are shown, with its sign.
 - A figure that cites no file and is not marked as given is a problem (`benchmarks.figures`).
 - A results file whose runs are of several states of the code, of code in no commit, of other code than that of the
   commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
-  has changed since is none; such files are listed, here and in docs/results.md.
+  has changed since is none; such files are listed, here and in docs/results.md. So are live results of a machine that
+  was overloaded before they were measured.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from benchmarks.checkout import PRODUCT, ROOT, Origin, code_at, code_digest, imp
 from benchmarks.document import OTHERS, document, expected, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
+from benchmarks.live.machine import overload
 from benchmarks.predictors.page import markdown
 from benchmarks.results_io import RUNS, Stored, load, row_as_json
 from benchmarks.runner import code_of
-from benchmarks.workloads.catalog import as_if_present
+from benchmarks.workloads.catalog import as_if_present, missing_traces
 
 # The tolerance, relative and absolute; stored measures have nine digits.
 TOLERANCE = 1e-6
@@ -204,6 +206,9 @@ def _others(results: Path, checked: Checked) -> None:
                 file, provenance.of_other(whole), "; ".join(commands), of_known
             )
             checked.problems += _other_command(file, commands)
+            load = overload(whole)
+            if load is not None:
+                checked.notes.append(f"{file} is of an overloaded machine: {load}")
             if OTHERS[file].drawn:
                 checked.problems += _broken_plots(results, [path.with_suffix(".png")])
         elif not file.startswith("experiments/"):
@@ -368,6 +373,20 @@ def _compare_with_commits(
                 if file in OTHERS:
                     paths = provenance.paths_of_other(_read(results / file)) or []
                     checked.problems += _left_out(file, paths, then)
+                else:
+                    checked.problems += _without_traces(file, origins, then)
+
+
+def _without_traces(file: str, origins: list[Origin], then: Path) -> Iterator[str]:
+    """Yields a sentence if the runs of an experiment had not all published traces that the checkout `then` names.
+
+    Without a trace an experiment has fewer cases, or runs on a stand-in.
+    """
+    module = registry.EXPERIMENTS[Path(file).stem]
+    files = imported(module, then)
+    missing = {one for origin in origins for one in missing_traces(files, origin.traces, then)}
+    if missing:
+        yield f"{file} was made without {', '.join(sorted(missing))}: run it again with --traces DIR"
 
 
 def _left_out(file: str, paths: list[str], then: Path) -> Iterator[str]:

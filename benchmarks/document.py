@@ -21,6 +21,7 @@ from benchmarks.experiments.base import Row
 from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
+from benchmarks.live.machine import overload
 from benchmarks.live.versus import ratio_of
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
@@ -38,7 +39,9 @@ class Section:
     """The section of one results file.
 
     `origin` is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
-    and `since` says whether that code is still the present one (`provenance.since`).
+    and `since` says whether that code is still the present one (`provenance.since`). `overload` is the load of a
+    machine that was overloaded before it measured (`benchmarks.live.machine`), else empty. `fitted` says what of the
+    experiment was fitted on the figures that it is compared with (`registry.fitted`), or is empty.
     """
 
     file: str
@@ -49,6 +52,8 @@ class Section:
     code: str
     since: str
     plots: tuple[str, ...] = ()
+    overload: str = ""
+    fitted: str = ""
 
 
 # ------------------------------------------------------------------------------------- rows of files without rows
@@ -183,6 +188,11 @@ def _permits(whole: Any) -> Iterator[Row]:
                 f"{name}: longer than unscheduled", None, longer, "%", aim="at most 1 %", met=longer <= 1.0
             )
 
+    for swept in whole["silences"]:
+        machine = "all cores busy" if swept["busy"] else "machine as it is"
+        name = f"agent silent for {1e3 * swept['silent_s']:g} ms, {machine}: reads without permits"
+        yield Row(name, None, 100.0 * swept["unscheduled"] / swept["reads"], "%")
+
 
 def _most_us(row: str, quantile: str) -> float | None:
     """Returns the aim for a row of the benchmark of permits in microseconds, None where there is none."""
@@ -195,10 +205,16 @@ def _mfs(whole: Any) -> Iterator[Row]:
     for aim in whole["aims"]:
         yield Row(aim["what"], None, aim["found"], aim=aim["bound"], met=aim["met"])
     for row in whole["rows"]:
-        name = f"{row['policy']}, {100 * row['load']:.0f} % of the link"
-        yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%")
-        yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms")
-        yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms")
+        policy = row["policy"] if row["lends"] else f"{row['policy']}, stage 1 off"
+        name, note = f"{policy}, {100 * row['load']:.0f} % of the link", row["invalid"] and "invalid"
+        yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%", note=note)
+        yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms", note=note)
+        yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms", note=note)
+        yield Row(f"{name}: prefills, P99", None, row["prefill_p99"], "ms", note=note)
+        if row["link_share"] is not None:
+            yield Row(f"{name}: bandwidth used", None, 100.0 * row["link_share"], "%")
+        if row["unscheduled"] is not None:
+            yield Row(f"{name}: flows without permits", None, 100.0 * row["unscheduled"], "%")
         yield Row(f"{name}: requests failed", None, row["failures"])
 
 
@@ -272,6 +288,12 @@ OTHERS: dict[str, Other] = {
     "mfs/link.json": Other(
         "KV reads by deadline on a real link, vLLM's CPU engines (MFS)",
         "python -m benchmarks.mfs",
+        _mfs,
+        drawn=True,
+    ),
+    "mfs/sim.json": Other(
+        "KV flows of all stages by deadline, 16 sim engines with one hot sender (MFS)",
+        "python -m benchmarks.mfs --setup sim",
         _mfs,
         drawn=True,
     ),
@@ -419,7 +441,8 @@ def _of_experiment(results: Path, path: Path) -> Section:
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
     since = provenance.since(origins, present)
-    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots)
+    fitted = registry.fitted(stored.results.experiment) or ""
+    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots, fitted=fitted)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -445,6 +468,7 @@ def _of_other(results: Path, file: str) -> Section:
         provenance.codes(origins),
         provenance.since(origins, present),
         plots,
+        overload(whole) or "",
     )
 
 
@@ -468,12 +492,14 @@ def document(results: Path = RESULTS) -> str:
     for one in shown:
         source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
         parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
+        if one.fitted:
+            parts.append(f"**Fitted on figures that stand beside it:** {one.fitted}.")
         papers = [row for row in one.rows if row.paper is not None]
         ours = [row for row in one.rows if row.paper is None]
         if papers:
             parts.append(_table(report.HEADER, papers))
         if ours:
-            table = _table(("figure", "ours"), ours)
+            table = _table(("figure", f"ours, {one.overload}" if one.overload else "ours"), ours)
             summary = f"<summary>{len(ours)} figures that no paper prints</summary>"
             folded = papers or len(ours) > FEW_ROWS
             parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
@@ -483,9 +509,11 @@ def document(results: Path = RESULTS) -> str:
 
 def _contents(shown: Sequence[Section]) -> str:
     """Returns the table of all results files with the code that made them."""
-    lines = ["| results | commit | code | code since |", "|---|---|---|---|"]
+    lines = ["| results | commit | code | code since | overload |", "|---|---|---|---|---|"]
     lines += [
-        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} |".replace("  ", " ")
+        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} | {one.overload} |".replace(
+            "  ", " "
+        )
         for one in shown
     ]
     return "\n".join(lines)
@@ -513,4 +541,6 @@ compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, wit
 experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
-whether that code is the *same* today or has *changed*, in which case the figures are of the named commit."""
+whether that code is the *same* today or has *changed*, in which case the figures are of the named commit. *overload*:
+programs that ran or waited on the cores of the machine in the minute before a live measurement, where they were more
+than the cores. Times and rates of such a file are those of a machine that other programs used too."""

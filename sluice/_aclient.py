@@ -73,8 +73,11 @@ class AsyncSluice:
         admin_key: str | None = None,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry, admin_key)
         self._owns_http = http_client is None
+        # A client of the caller's may send everything through a proxy, which would see the key.
+        self._settings = Settings.resolve(
+            base_url, api_key, model, timeouts, retry, admin_key, reads_key_file=self._owns_http
+        )
         self._http = http_client or httpx.AsyncClient(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
         self._rng = random.Random()
 

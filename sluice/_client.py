@@ -65,7 +65,8 @@ class Sluice:
         model: used where a call names none. Default: the model that is served.
         timeouts: see `Timeouts`.
         admin_key: sent instead for the calls of administration (`policies`, `set_policies`, `explain`, `scaling`,
-            `scale`). Default: SLUICE_ADMIN_KEY, else none.
+            `scale`). Default: SLUICE_ADMIN_KEY, else what a server on this machine has in its key file. The file is
+            not read with an `http_client` of your own.
         retry: see `RetryPolicy`. Only connection failures, 429 and 503 are retried, never a stream that has begun.
         http_client: your own `httpx.Client`, for proxies, certificates or limits; you close it yourself.
 
@@ -84,8 +85,11 @@ class Sluice:
         admin_key: str | None = None,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry, admin_key)
         self._owns_http = http_client is None
+        # A client of the caller's may send everything through a proxy, which would see the key.
+        self._settings = Settings.resolve(
+            base_url, api_key, model, timeouts, retry, admin_key, reads_key_file=self._owns_http
+        )
         self._http = http_client or httpx.Client(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
         self._rng = random.Random()
 
@@ -174,7 +178,7 @@ class Sluice:
     def policies(self) -> Policies:
         """Returns the routing policies in use, and those that can be chosen.
 
-        This call needs an admin key, as `set_policies` and `explain` do, where the server has one.
+        This call needs an admin key, as `set_policies`, `explain`, `scaling` and `scale` do.
         """
         return parse(self._answer(policy_call(self._settings)), Policies)
 

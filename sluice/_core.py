@@ -15,6 +15,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from ._admin_key import LOOPBACK_HOSTS, key_of_this_machine
 from ._errors import (
     ConfigurationError,
     ConnectionFailedError,
@@ -28,7 +29,7 @@ from ._retry import RetryPolicy
 from ._version import __version__
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
-LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+LOOPBACK = tuple(f"all://[{host}]" if ":" in host else f"all://{host}" for host in LOOPBACK_HOSTS)
 """URL patterns for which the environment's proxies are not used: for a proxy, loopback would be its own machine."""
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 """Limits of the connection pool. Each stream holds a connection; with httpx's 100, stream 101 would wait silently."""
@@ -69,6 +70,8 @@ class Settings:
     timeouts: Timeouts
     retry: RetryPolicy
     admin_key: str | None = field(default=None, repr=False)
+    reads_key_file: bool = False
+    """Whether the key file of a server on this machine is read where `admin_key` is None."""
 
     @classmethod
     def resolve(
@@ -79,6 +82,7 @@ class Settings:
         timeouts: Timeouts | None,
         retry: RetryPolicy | None,
         admin_key: str | None = None,
+        reads_key_file: bool = False,
     ) -> Settings:
         """Returns the settings, with None replaced by the environment's value or the default.
 
@@ -88,7 +92,15 @@ class Settings:
         given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
         key = _key("API", api_key, "SLUICE_API_KEY")
         admin = _key("admin", admin_key, "SLUICE_ADMIN_KEY")
-        return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy(), admin)
+        return cls(
+            _base_url(given),
+            key,
+            model,
+            timeouts or Timeouts(),
+            retry or RetryPolicy(),
+            admin,
+            reads_key_file,
+        )
 
     def headers(self) -> dict[str, str]:
         """Returns the headers of every request."""
@@ -218,7 +230,7 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
 
 def policy_call(settings: Settings) -> Call:
     """Returns the call that gets the policies."""
-    return Call("GET", "/sluice/admin/policy", headers=_admin_key(settings))
+    return Call("GET", "/sluice/admin/policy", headers=_admin_headers(settings))
 
 
 def set_policy_call(
@@ -249,12 +261,14 @@ def set_policy_call(
         body["dispatch"] = dict(dispatch)
     if not body:
         raise ValueError("nothing to change: give prefill, decode, flow or dispatch")
-    return Call("PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_key(settings))
+    return Call(
+        "PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_headers(settings)
+    )
 
 
 def scaling_call(settings: Settings) -> Call:
     """Returns the call that gets the autoscaler's state."""
-    return Call("GET", "/sluice/admin/scale", headers=_admin_key(settings))
+    return Call("GET", "/sluice/admin/scale", headers=_admin_headers(settings))
 
 
 def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool, plan: bool) -> Call:
@@ -272,16 +286,23 @@ def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool,
         body["mode"] = "auto"
     if plan:
         body["plan"] = True
-    return Call("PUT", "/sluice/admin/scale", body=json.dumps(body).encode(), headers=_admin_key(settings))
+    return Call(
+        "PUT", "/sluice/admin/scale", body=json.dumps(body).encode(), headers=_admin_headers(settings)
+    )
 
 
 def explain_call(settings: Settings, request_id: str) -> Call:
     """Returns the call that gets the decisions made for a request."""
-    return Call("GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_key(settings))
+    return Call(
+        "GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_headers(settings)
+    )
 
 
-def _admin_key(settings: Settings) -> dict[str, str]:
-    return {} if settings.admin_key is None else {"authorization": f"Bearer {settings.admin_key}"}
+def _admin_headers(settings: Settings) -> dict[str, str]:
+    key = settings.admin_key
+    if key is None and settings.reads_key_file:
+        key = key_of_this_machine(settings.base_url)
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def retry_delay_s(

@@ -17,7 +17,8 @@ from typing import Any, Literal
 _EXCERPT_CHARS = 500
 
 _HINTS = {
-    "admin_key": "set SLUICE_ADMIN_KEY (or admin_key=) to one of the server's admin keys",
+    "admin_key": "set SLUICE_ADMIN_KEY (or admin_key=) to one of the server's admin keys; a key file on this machine is"
+    " read without it, by the same user and for a server at 127.0.0.1 or localhost",
     "decision_not_found": "give the id of an answer (chatcmpl-...), its x-request-id header, or one of the ids above;"
     " decisions that the router has forgotten are in its journal, if router.journal.folder is set in its configuration",
     "model_not_found": "`sluice models` lists the served models",

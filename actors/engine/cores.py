@@ -70,7 +70,9 @@ def claim(shares: Sequence[tuple[int, ...]], first: int, folder: Path) -> Claim:
     A rank does not do for this: Serve gives the rank of a replica that has gone to another one that runs, which stays
     on its cores. Raises OSError if the folder cannot be used.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # `parents` would give the folders above the mode of any folder
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         # one claims at a time
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -3,6 +3,7 @@ cache. A lost router is found again.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from typing import Protocol
@@ -37,6 +38,11 @@ nothing."""
 STATUS_ALWAYS_S = 1.0
 """Most seconds between two reports. The router counts a status as stale after a few of these."""
 
+QUIET_ROUNDS = 10
+"""Rounds of `STATUS_CHANGED_S` without work and without a change, after which an engine is idle. ASSUMPTION: what an
+engine tells of its last work comes within a second.
+"""
+
 
 class Reportable(Protocol):
     """The source of the reports, which is an `EngineServer`."""
@@ -48,15 +54,21 @@ class Reportable(Protocol):
     def set_role(self, role: Role, duty: Duty, lent: bool) -> None: ...
     def connected(self) -> None: ...
 
+    news: asyncio.Event
+    """Is set when work comes or the state changes."""
+
     @property
     def duty_for_s(self) -> float: ...
+    @property
+    def active_for_s(self) -> float: ...
 
 
 class Reporter:
     """Keeps the router informed. It sends Announce at each connect and change of state, role or duty. It sends Status
     when the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends
-    KvEvents within a tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole
-    life, since it mirrors the cache.
+    KvEvents within a tenth of a second of each change of the prefix cache. An engine that is idle (`QUIET_ROUNDS`) is
+    looked at once a second until there is `news`, since the looks are most of what it costs. An engine has one Reporter
+    for its whole life, since it mirrors the cache.
     """
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
@@ -66,6 +78,7 @@ class Reporter:
         self._state: EngineState = "ready"
         self._mirrors: list[KvMirror] = []
         self._readers: set[int] = set()  # ranks whose changes the router wants
+        self._quiet = 0
 
     def start(self) -> None:
         """Connects to the router and reports until `stop`. The engine must have started."""
@@ -87,7 +100,7 @@ class Reporter:
         """
         info = self._server.info()
         self._state = info.state
-        self._link.send(Announce(info, self._server.duty_for_s))
+        self._link.send(Announce(info, self._server.duty_for_s, self._server.active_for_s))
 
     def _on_up(self, channel: Channel) -> None:
         self._readers.clear()
@@ -98,6 +111,7 @@ class Reporter:
     def _on_message(self, channel: Channel, message: Message) -> None:
         if isinstance(message, SetRole):
             self._server.set_role(message.role, message.duty, message.lent)
+            self._server.news.set()
             self.announce()
             return
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
@@ -112,15 +126,19 @@ class Reporter:
         for answer in self._mirrors[message.rank].answer(message):
             self._link.send(answer)
 
-    def _send_kv_events(self) -> None:
+    def _send_kv_events(self) -> bool:
+        """Returns whether the prefix cache has changed."""
+        changed = False
         for rank, mirror in enumerate(self._mirrors):
             changes = self._server.kv_events(rank)
+            changed = changed or bool(changes)
             if rank not in self._readers:
                 mirror.follow(changes)
                 continue
             for batch in mirror.take(changes):
                 # Without a connection the batch is lost; the router asks for it after the next connect.
                 self._link.send(batch)
+        return changed
 
     def _status(self) -> Status:
         totals = {k: float(v) for k, v in dataclasses.asdict(self._server.metrics()).items() if v is not None}
@@ -129,9 +147,9 @@ class Reporter:
     async def _report(self) -> None:
         last, sent_s, loop = None, 0.0, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(STATUS_CHANGED_S)
+            await self._pause()
             try:
-                self._send_kv_events()
+                changed = self._send_kv_events()
                 status = self._status()
                 if status.state != self._state:
                     self.announce()
@@ -139,6 +157,21 @@ class Reporter:
                 # A bug. The loop must go on: an engine without reports would get no work, for no visible reason.
                 log.exception("engine %s cannot report; it is tried again", self._server.info().id)
                 continue
-            due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S
+            busy = status.running or status.waiting or status.leases
+            self._quiet = 0 if busy or changed or status != last else self._quiet + 1
+            # one that would be late at the next look is sent at this one
+            due = status != last or loop.time() - sent_s > STATUS_ALWAYS_S - STATUS_CHANGED_S
             if due and self._link.send(status):
                 last, sent_s = status, loop.time()
+
+    async def _pause(self) -> None:
+        """Waits until the next look: a tenth of a second, or while the engine is idle until news, for a second."""
+        news = self._server.news
+        await asyncio.sleep(STATUS_CHANGED_S)
+        if self._quiet >= QUIET_ROUNDS:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_ALWAYS_S - STATUS_CHANGED_S):
+                    await news.wait()
+        if news.is_set():
+            news.clear()
+            self._quiet = 0

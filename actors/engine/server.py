@@ -158,10 +158,12 @@ class EngineServer:
         self._began_s = began_s
         self._started: Started | None = None
         self._duty: Duty = duty
-        self._ready_s = self._duty_since_s = 0.0
+        self._ready_s = self._duty_since_s = self._active_since_s = 0.0
         self._home_role: Role | None = None  # where it was lent from
         self._peers = engine if isinstance(engine, PeerEngine) else None
         self._watching = engine if isinstance(engine, SelfWatching) else None
+        self.news = asyncio.Event()
+        """Is set when work comes or the state changes; whoever waits for it clears it."""
         self._watch: asyncio.Task[None] | None = None
         self._engine_state: EngineState = "ready"
         self.addresses: tuple[str, ...] = ()
@@ -186,7 +188,7 @@ class EngineServer:
         """Starts the engine, then listens. Raises the engine's error, or OSError if an address is taken."""
         began_s = time.time() if self._began_s is None else self._began_s
         await self.engine.start(self)
-        self._ready_s = self._duty_since_s = asyncio.get_running_loop().time()
+        self._ready_s = self._duty_since_s = self._active_since_s = asyncio.get_running_loop().time()
         self._started = _started(self.engine, began_s, time.time() - began_s)
         for address in self._listen_addresses:
             server, bound = await listen(address, self._new_channel)
@@ -230,14 +232,22 @@ class EngineServer:
         """
         home = self._home_role or self.engine.info().role
         self._home_role = home if lent and role != home else None
+        now_s = asyncio.get_running_loop().time()
+        if role != self.engine.info().role or (duty != self._duty and duty == "active"):
+            self._active_since_s = now_s
         self.engine.set_role(role)
         if duty != self._duty:
-            self._duty, self._duty_since_s = duty, asyncio.get_running_loop().time()
+            self._duty, self._duty_since_s = duty, now_s
 
     @property
     def duty_for_s(self) -> float:
         """Seconds for which the engine has had its duty."""
         return asyncio.get_running_loop().time() - self._duty_since_s
+
+    @property
+    def active_for_s(self) -> float:
+        """Seconds since the engine became ready, was activated, or changed its role, whichever was last."""
+        return asyncio.get_running_loop().time() - self._active_since_s
 
     def status(self) -> Status:
         """Returns the engine's present counts."""
@@ -263,12 +273,13 @@ class EngineServer:
     def refuse_new_work(self) -> None:
         """Makes the engine "draining": it takes no new work from now on."""
         self._draining = True
+        self.news.set()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new work, and waits for running work and for leases. Returns whether all ended within `timeout_s`;
         the tasks that did not have then failed as "draining".
         """
-        self._draining = True
+        self.refuse_new_work()
         ended = await self.engine.drain(timeout_s)
         self._fail_open_work("draining", "the engine is shutting down")
         return ended
@@ -382,6 +393,7 @@ class EngineServer:
             self._requests[key] = request
         request.task = task
         self._working += 1
+        self.news.set()
         if request.key != attempt_id:
             message = msgspec.structs.replace(message, attempt_id=request.key)
         if isinstance(message, Prefill):
@@ -408,6 +420,7 @@ class EngineServer:
             "engine %s is %s, it was %s", self._me.id, state, self._engine_state,
         )  # fmt: skip
         self._engine_state = state
+        self.news.set()
         if state in _ENDS_WORK:
             self._fail_open_work(*_ENDS_WORK[state])
 

@@ -34,14 +34,17 @@ from actors.wire.messages import (
 )
 from policies.flow.base import Flow
 
+SILENT_S = 0.020
+"""How long an agent may be silent by default, in seconds: beats come every 5 ms, so four are missing in a row."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
     """`silent_s` is how long the agent may be silent, in seconds of the worker's own running time, before held reads
-    are posted unscheduled. Beats come every 5 ms, so 20 ms are four missing beats in a row.
+    are posted unscheduled.
     """
 
-    silent_s: float = 0.020
+    silent_s: float = SILENT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,21 @@ class Autoscaler:
         if self._observer is not None and message.ended is not None:
             self._observer.ended(message.attempt_id, message.ended)
 
+    def routed(self, attempt_id: str, engine_id: str, decodes: bool) -> None:
+        """Notes the engine that computes an attempt's prompt, or the one that `decodes` it."""
+        if self._observer is not None:
+            self._observer.routed(attempt_id, engine_id, decodes)
+
+    def forget(self, attempt_id: str) -> None:
+        """Forgets an attempt that has ended, however it ended."""
+        if self._observer is not None:
+            self._observer.forget(attempt_id)
+
     def observe(self) -> None:
-        """Sends the autoscaler what it decides by; called about once a second."""
+        """Sends the autoscaler what it decides by; called about once a second. Orders to engines that have been
+        forgotten are forgotten, too.
+        """
+        self._sent = {e: sent for e, sent in self._sent.items() if self._engines.channel(e) is not None}
         if self._channel is not None and self._observer is not None:
             self._rung = False
             leads = self._leads.leads(Leads())

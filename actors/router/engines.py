@@ -31,6 +31,7 @@ class _Engine:
     channel: Channel
     status: Status | None = None
     duty_since_s: float = 0.0
+    active_since_s: float = 0.0
     forget: asyncio.TimerHandle | None = None
 
 
@@ -53,8 +54,10 @@ class Engines:
 
     # ---------------------------------------------------------------------------------------------------- messages
 
-    def announced(self, channel: Channel, info: EngineInfo, duty_for_s: float = 0.0) -> None:
-        """Takes in the facts of an engine that is new, back, or changed, and has had its duty for `duty_for_s`. Raises
+    def announced(
+        self, channel: Channel, info: EngineInfo, duty_for_s: float = 0.0, active_for_s: float = 0.0
+    ) -> None:
+        """Takes in the facts of an engine that is new, back, or changed; the seconds are those of `Announce`. Raises
         ValueError for impossible facts, and then changes nothing.
         """
         check(info)
@@ -64,8 +67,9 @@ class Engines:
             if known.forget is not None:
                 known.forget.cancel()
             self._drop([worker for worker in workers_of(known.info) if worker not in workers])
+        now_s, status = clock_s(), known.status if known else None
         engine = self._engines[info.id] = _Engine(
-            info, channel, known.status if known else None, clock_s() - duty_for_s
+            info, channel, status, now_s - duty_for_s, now_s - active_for_s
         )
         self._network.engine(info)
         self._set_state(engine, info.state)
@@ -138,6 +142,13 @@ class Engines:
         """Returns the time on the router's clock since which an engine has had its duty; None for an unknown engine."""
         engine = self._engines.get(engine_id)
         return None if engine is None else engine.duty_since_s
+
+    def active_since_s(self, engine_id: str) -> float | None:
+        """Returns the time on the router's clock at which an engine became ready, was activated, or changed its role
+        last; None for an unknown engine.
+        """
+        engine = self._engines.get(engine_id)
+        return None if engine is None else engine.active_since_s
 
     def channel(self, engine_id: str) -> Channel | None:
         """Returns the engine's last connection, open or closed, or None for an unknown or forgotten engine."""

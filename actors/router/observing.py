@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from actors.router.clock import clock_s
 from actors.router.engines import Engines
-from actors.router.workers import place_of, workers_of
+from actors.router.workers import workers_of
 from actors.wire.messages import EngineInfo, FleetObserved, Status
 from policies.dispatch.dispatcher import Dispatcher
 from policies.engine_model.timing import CPU_SMOLLM2
@@ -25,7 +25,16 @@ from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome as AttemptOutcome
 from policies.routing.base import Needs
 from policies.routing.flowkv.load_score import LoadWeights, load_score
-from policies.scaling.observation import Capability, Duty, EngineView, Leads, Observation, Observer, Outcome
+from policies.scaling.observation import (
+    Capability,
+    Duty,
+    EngineAges,
+    EngineView,
+    Leads,
+    Observation,
+    Observer,
+    Outcome,
+)
 from policies.scaling.timing_fit import Fit, Totals
 from policies.state.reducer import role_of
 from policies.state.standby import Abilities
@@ -66,6 +75,7 @@ class FleetObserver:
         self._dispatcher, self._engines = dispatcher, engines
         self._weights = LoadWeights()
         self._observer = Observer()
+        self._ages = EngineAges()
         self._ingresses: int | None = None
         """The version of the set of ingresses from which the windows are counted."""
         self._from_s = math.inf
@@ -99,8 +109,6 @@ class FleetObserver:
         outcome, now_s = _OUTCOMES.get(end.outcome), clock_s()
         if outcome is None or now_s < self._from_s:
             return
-        worker = self._dispatcher.state.decode_worker(attempt_id)
-        since_s = None if worker is None else self._engines.duty_since_s(place_of(worker)[0])
         self._observer.closed(
             end.request_class,
             now_s,
@@ -108,8 +116,19 @@ class FleetObserver:
             end.ttft_s,
             end.tpot_s,
             end.output_tokens,
-            *(() if since_s is None else (now_s - since_s,)),
+            self._ages.take(attempt_id),
         )
+
+    def routed(self, attempt_id: RequestId, engine_id: str, decodes: bool) -> None:
+        """Notes the engine that computes an attempt's prompt, or the one that `decodes` it."""
+        since_s = self._engines.active_since_s(engine_id)
+        if since_s is not None:
+            note = self._ages.decodes if decodes else self._ages.prefills
+            note(attempt_id, clock_s() - since_s)
+
+    def forget(self, attempt_id: RequestId) -> None:
+        """Forgets an attempt that has ended."""
+        self._ages.take(attempt_id)
 
     # ------------------------------------------------------------------------------------------------------ engines
 

@@ -226,7 +226,7 @@ class RouterServer:
         self, channel: Channel, message: wire.Announce | wire.Status | wire.KvEvents | wire.KvState
     ) -> None:
         if isinstance(message, wire.Announce):
-            self.engines.announced(channel, message.info, message.duty_for_s)
+            self.engines.announced(channel, message.info, message.duty_for_s, message.active_for_s)
             self._autoscaler.announced(message.info)
         elif isinstance(message, wire.Status):
             self.engines.reported(message)
@@ -249,7 +249,12 @@ class RouterServer:
         if self._forecasts is not None:
             predicted = self._forecasts.arrived(message, now_s, Needs.LENGTHS in self.dispatcher.needs)
             request = dataclasses.replace(request, predicted_tokens=predicted)
-        self._autoscaler.arrived(request, message.again)
+        try:
+            self._autoscaler.arrived(request, message.again)
+        except Exception:
+            # a bug, of a predictor perhaps; the request is decided all the same
+            self._internal_errors += 1
+            log.exception("the autoscaler's windows cannot count attempt %s", message.attempt_id)
         self._feed(ev.Arrived(now_s, request))
         self._autoscaler.ring()
 
@@ -299,6 +304,7 @@ class RouterServer:
             # the router has rejected this attempt, or it was submitted before the router restarted
             return
         self._network.closed(attempt_id)
+        self._autoscaler.forget(attempt_id)
         if self._forecasts is not None:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
         if failed is not None:
@@ -375,14 +381,17 @@ class RouterServer:
                 if request is not None and not action.colocated:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 engine_id, rank = place_of(action.decision.worker)
+                self._autoscaler.routed(action.attempt_id, engine_id, decodes=False)
                 lend = lend_of(action.prefix, engine_id)
                 owner.send(wire.RoutePrefill(action.attempt_id, engine_id, action.colocated, rank, lend))
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
+                self._autoscaler.routed(action.attempt_id, engine_id, decodes=True)
                 owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s))
             case Reject():
                 self._ingresses.disown(action.attempt_id)
+                self._autoscaler.forget(action.attempt_id)
                 if self._forecasts is not None:
                     self._forecasts.closed(action.attempt_id, "rejected", 0, clock_s())
                 why = action.reason, action.retry_after_s, action.detail

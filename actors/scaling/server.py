@@ -95,7 +95,8 @@ class Autoscaler:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._saved_s = 0.0
-        self._save_soon = False
+        self._unsaved: list[tuple[Channel, ScaleAnswered]] = []
+        """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
         self._told: object = None
         self.rounds = 0
         """Number of observations that were acted on."""
@@ -136,19 +137,22 @@ class Autoscaler:
                 self._latest = (message, time.monotonic())
                 self._news.set()
             case ScaleAsked():
-                channel.send(self._answered(message))
+                self._answer(channel, message)
             case _:
                 raise ValueError(f"an autoscaler does not take {type(message).__name__}")
 
-    def _answered(self, asked: ScaleAsked) -> ScaleAnswered:
+    def _answer(self, channel: Channel, asked: ScaleAsked) -> None:
+        """Answers an administrator. The answer to an order waits until the order is saved."""
         age_s = None if self._latest is None else time.monotonic() - self._latest[1]
         status, body, changed = answer(self.controller, asked.body, age_s)
-        if changed:
-            log.info("an administrator ordered %s", asked.body.decode(errors="replace"))
-            # a round now, and not only at the next observation
-            self._save_soon = True
-            self._news.set()
-        return ScaleAnswered(asked.id, status, body)
+        answered = ScaleAnswered(asked.id, status, body)
+        if not changed:
+            channel.send(answered)
+            return
+        log.info("an administrator ordered %s", asked.body.decode(errors="replace"))
+        self._unsaved.append((channel, answered))
+        # a round now, and not only at the next observation
+        self._news.set()
 
     def _standby(self) -> Standby:
         told = self.controller.standby
@@ -173,7 +177,7 @@ class Autoscaler:
                 log.warning("the autoscaler could not act (%r); it goes on at the next observation", error)
 
     async def _round(self) -> None:
-        if self._save_soon:
+        if self._unsaved:
             await self._save()
         fleet = await self._counts.read()
         if self._latest is None or time.monotonic() - self._latest[1] > STALE_S:
@@ -213,8 +217,18 @@ class Autoscaler:
         self.controller.done(targets)
 
     async def _save(self) -> None:
-        await self._store.save(self.controller.memory())
-        self._saved_s, self._save_soon = time.monotonic(), False
+        """Saves the controller's memory, then answers the orders that it has. An order that comes meanwhile waits for
+        the next time; so do all where the store is away.
+        """
+        orders, self._unsaved = self._unsaved, []
+        try:
+            await self._store.save(self.controller.memory())
+        except BaseException:
+            self._unsaved = orders + self._unsaved
+            raise
+        self._saved_s = time.monotonic()
+        for channel, answered in orders:
+            channel.send(answered)
 
     def _tell_leads(self, seen: Observation) -> None:
         """Tells the router leads and steps for its metrics, in every round: it may be a new one."""

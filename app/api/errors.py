@@ -74,6 +74,12 @@ def draining(message: str) -> ApiError:
     return ApiError(503, message, code="draining", retry_after_s=1.0, close=True)
 
 
+def too_many_connections(limit: int) -> ApiError:
+    """Returns the 503 of a replica with as many connections as it takes; the next try may reach another one."""
+    message = f"This replica has {limit} connections already; try again later."
+    return ApiError(503, message, code="too_many_connections", retry_after_s=1.0, close=True)
+
+
 def too_large(limit_bytes: int) -> ApiError:
     """Returns the 413 of a request whose body is longer than the server reads."""
     return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="body_too_large")

@@ -28,7 +28,6 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "An admin key is needed and none of the server's was sent.",
-    403: "Without admin keys only the server's own machine may administer.",
     404: "No such path, model, policy or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
     413: "The body is larger than the server reads.",
@@ -98,7 +97,7 @@ def document(served_names: tuple[str, ...], version: str) -> Json:
                 "adminKey": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "One of the server's admin keys; without keys the server's own machine needs none.",
+                    "description": "One of the server's admin keys; docs/operations.md says where they are.",
                 }
             },
         },
@@ -108,8 +107,7 @@ def document(served_names: tuple[str, ...], version: str) -> Json:
 _TAGS = {
     "Output": "What OpenAI's clients call.",
     "Operation": "Health, figures and state.",
-    "Administration": "Policies, explanations, the journal and scaling. An admin key is needed, unless the server has"
-    " none and is asked from its own machine.",
+    "Administration": "Policies, explanations, the journal and scaling. An admin key is needed.",
 }
 
 _ANSWER_TYPES: tuple[Any, ...] = (
@@ -227,7 +225,7 @@ def _output(operation: str, summary: str, prefix: str) -> Json:
         "requestBody": _body(f"{prefix or 'Completion'}Request", _EXAMPLES[prefix]),
         "responses": {
             "200": {"description": "The answer.", "headers": _answer_headers(), "content": content},
-            **_errors(400, 401, 403, 404, 413, 429, 431, 500, 502, 503, 504),
+            **_errors(400, 401, 404, 413, 429, 431, 500, 502, 503, 504),
         },
     }
 
@@ -250,8 +248,8 @@ def _get(tag: str, operation: str, summary: str, model: str, *errors: int) -> Js
 
 
 def _admin(operation: str, summary: str, model: str, *errors: int) -> Json:
-    made = _get("Administration", operation, summary, model, *sorted({*errors, 401, 403, 500, 503, 504}))
-    return made | {"security": [{"adminKey": []}, {}]}
+    made = _get("Administration", operation, summary, model, *sorted({*errors, 401, 500, 503, 504}))
+    return made | {"security": [{"adminKey": []}]}
 
 
 def _metrics() -> Json:

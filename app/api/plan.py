@@ -4,10 +4,11 @@ Planning has two steps, because tokenising lies between them and may take long f
 `plan_completion` check everything that needs no tokens; `Plan.fit` checks the tokens against the context.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.errors import bad_request
+from app.api.errors import ApiError, bad_request
 from app.api.extensions import Defaults, name_of, terms_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
 from app.api.schema import MAX_PROMPTS, ChatRequest, CompletionRequest, parse
@@ -47,12 +48,21 @@ class Plan:
     request: ChatRequest | None = None
     engine_chat: bytes | None = None
 
+    def check_lengths(self, fewest_tokens: Callable[[str], int], max_model_len: int) -> None:
+        """Raises `ApiError` 400 if a prompt cannot fit the context; a text has `fewest_tokens` tokens at least."""
+        for prompt in self.prompts:
+            least = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+            if least >= max_model_len:
+                raise self._too_long(
+                    f"at least {least}" if isinstance(prompt, str) else str(least), max_model_len
+                )
+
     def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
         """Returns the max_tokens of each prompt.
 
         Raises `ApiError` 400 if a prompt is empty, too long or holds an unknown token.
         """
-        param = "messages" if self.chat else "prompt"
+        param = self._prompt_param
         bias = self.params.get("logit_bias")
         if bias:
             _check_ids([int(key) for key in bias], vocab_size, "logit_bias")
@@ -66,12 +76,7 @@ class Plan:
                 _check_ids(ids, vocab_size, param)
             left = max_model_len - len(ids)
             if left < 1:
-                raise bad_request(
-                    f"The prompt has {len(ids)} tokens; the model's context is {max_model_len} and must hold at "
-                    "least one more. Shorten the prompt.",
-                    param,
-                    "context_length_exceeded",
-                )
+                raise self._too_long(str(len(ids)), max_model_len)
             if self.max_tokens is not None and self.max_tokens > left:
                 raise bad_request(
                     f"'{self.max_tokens_param}' is {self.max_tokens}, but after {len(ids)} prompt tokens the context "
@@ -88,6 +93,18 @@ class Plan:
                 "invalid_value",
             )
         return budgets
+
+    @property
+    def _prompt_param(self) -> str:
+        return "messages" if self.chat else "prompt"
+
+    def _too_long(self, tokens: str, max_model_len: int) -> ApiError:
+        return bad_request(
+            f"The prompt has {tokens} tokens; the model's context is {max_model_len} and must hold at least one more. "
+            "Shorten the prompt.",
+            self._prompt_param,
+            "context_length_exceeded",
+        )
 
 
 def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:

@@ -9,15 +9,12 @@
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
-With `admin_keys` configured (or SLUICE_ADMIN_KEYS, separated by commas, in the environment), a request on any port must
-send one of them as a bearer token. Without keys only this machine may administer. The request must then come to the
-ingress's own listener while that is bound to a loopback address, its `Host` must be a loopback address too (a web page
-that rebinds its name to loopback fails here), and it must not have come through a proxy. Requests on Serve's port show
-none of this, so they always need a key.
+A request on any port must send an admin key as a bearer token; where it comes from gives no right. The keys are
+`admin_keys` of the configuration or SLUICE_ADMIN_KEYS (separated by commas) of the environment. Without either, the key
+is the one in the file that the ingress makes at its start (`app.admin_key`).
 """
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any, Literal
 
 import orjson
 
+from app.admin_key import KeyFile, KeyFileError
 from app.api.errors import ApiError, bad_request
 from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
@@ -35,19 +33,22 @@ What = Literal["policy", "set_policy", "explain", "journal", "scale"]
 _METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",), "scale": ("GET", "PUT")}
 _NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
 """Error codes of what the router says that it does not have."""
-_PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
 class AdminApi:
-    """Serves the endpoints below `PATH`. `respond(reply, request_id, status, body, headers)` sends JSON."""
+    """Serves the endpoints below `PATH`. `respond(reply, request_id, status, body, headers)` sends JSON.
+
+    One of `keys` gives the right to administer; without any, the key in `key_file` does, and without both nothing does.
+    """
 
     def __init__(
         self,
         keys: tuple[str, ...],
+        key_file: KeyFile | None,
         connections: IngressConnections,
         respond: Callable[[Reply, str, int, bytes, Headers], None],
     ) -> None:
-        self._keys = [key.encode() for key in keys]
+        self._keys, self._key_file = keys, key_file
         self._connections, self._respond = connections, respond
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
@@ -80,26 +81,28 @@ class AdminApi:
         self._connections.ask_router(what, body, answered)
 
     def require(self, request: Request) -> None:
-        """Raises ApiError 401 or 403 unless the request may administer."""
-        if self._keys:
-            scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
-            given = token.strip() if scheme.lower() == b"bearer" else b""
-            known = [hmac.compare_digest(given, key) for key in self._keys]
-            if not any(known):
-                raise ApiError(
-                    401, "Administration needs one of the admin keys as bearer token.", code="admin_key"
-                )
-        elif not (
-            request.local
-            and _is_loopback_host(request.headers.get(b"host", b""))
-            and not any(header in request.headers for header in _PROXIED)
-        ):
+        """Raises ApiError 401 unless the request has an admin key."""
+        keys, where = self._accepted()
+        scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else b""
+        known = [hmac.compare_digest(given, key.encode()) for key in keys]
+        if not any(known):
             raise ApiError(
-                403,
-                "Without an admin key only this machine may administer, on the ingress's own loopback port: set"
-                " SLUICE_ADMIN_KEYS (or ingress.options.admin_keys) and send a key as bearer token.",
-                code="admin_key",
+                401, f"Administration needs one of the admin keys as bearer token: {where}.", code="admin_key"
             )
+
+    def _accepted(self) -> tuple[tuple[str, ...], str]:
+        """Returns the keys that give the right to administer, and where a person finds them."""
+        if self._keys:
+            return self._keys, "the server has its keys from ingress.options.admin_keys or SLUICE_ADMIN_KEYS"
+        if self._key_file is None:
+            return (), "the server has none, so set its SLUICE_ADMIN_KEYS (or ingress.options.admin_keys)"
+        try:
+            return (
+                self._key_file.take(),
+            ), f"it is in the file {self._key_file.path} on the server's machine"
+        except KeyFileError as error:
+            return (), f"{error}; or set SLUICE_ADMIN_KEYS of the server"
 
 
 def method_not_allowed(request: Request, *allowed: str) -> ApiError:
@@ -112,22 +115,6 @@ def admin_keys() -> tuple[str, ...]:
     """Returns the keys in the environment's SLUICE_ADMIN_KEYS, which commas separate."""
     given = os.environ.get("SLUICE_ADMIN_KEYS", "")
     return tuple(key.strip() for key in given.split(",") if key.strip())
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether `host`, an address or a name to listen on, is a loopback one."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_loopback_host(header: bytes) -> bool:
-    name = header.decode("latin-1").lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-    return is_loopback(name)
 
 
 def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:

@@ -9,10 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
 
+from app.admin_key import KeyFile
 from app.api.errors import ApiError, draining, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
@@ -22,8 +24,9 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
 from app.ingress.fleet_metrics import FleetCollector
+from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
-from app.ingress.intake import Intake
+from app.ingress.intake import Intake, IntakeThreads, Prompts
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
@@ -45,7 +48,7 @@ class IngressApp:
     """The application of one ingress replica.
 
     `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
-    `/sluice/status` shows `metrics_port`, this replica's own port.
+    `/sluice/status` shows `metrics_port`, this replica's own port. `key_file` has the admin key if `config` has none.
     """
 
     def __init__(
@@ -55,19 +58,24 @@ class IngressApp:
         codec: TextCodec,
         metrics: IngressMetrics,
         versions: dict[str, str],
+        key_file: KeyFile | None = None,
     ) -> None:
         self.config = config
         self.connections = connections
         self._intake = Intake(config, codec)
+        self._intake_threads = IntakeThreads(config.tokenise_threads, config.max_tokenising_chars)
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
         self.metrics_port: int | None = None
+        self.request_memory = RequestMemory(
+            config.max_waiting_bytes, partial(metrics.listener_refused, "memory")
+        )
         self.requests = OpenRequests(connections)
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
         )
-        self._admin = AdminApi(config.admin_keys, connections, self._respond_json)
+        self._admin = AdminApi(config.admin_keys, key_file, connections, self._respond_json)
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
@@ -155,14 +163,17 @@ class IngressApp:
         plan = plan_chat(request.body, request.headers, self._defaults)
         self._check(plan, request)
         assert plan.request is not None
-        plan.prompts = [self._intake.render(plan.request)]
-        self._start(plan, reply, request_id, started_s)
+        size = len(request.body)
+        if size <= self.config.offload_prompt_chars:
+            plan.prompts = [self._intake.render(plan.request)]
+            size = len(plan.prompts[0])
+        self._start(plan, size, reply, request_id, started_s)
 
     def _completion(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         started_s = self._admit()
         plan = plan_completion(request.body, request.headers, self._defaults)
         self._check(plan, request)
-        self._start(plan, reply, request_id, started_s)
+        self._start(plan, sum(map(len, plan.prompts)), reply, request_id, started_s)
 
     def _check(self, plan: Plan, request: Request) -> None:
         self._intake.check(plan)
@@ -178,38 +189,43 @@ class IngressApp:
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.connections.now_s()
 
-    def _start(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> None:
+    def _start(self, plan: Plan, size: int, reply: Reply, request_id: RequestId, started_s: float) -> None:
+        """Begins the exchange of a plan: at once, or after a thread has prepared its prompts where they are long.
+
+        `size` is in characters, ids, or bytes of a conversation that is not rendered yet.
+        """
         context = self.connections.context_tokens()
         if context is None:
             reason = self.connections.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
         self._intake.check_tools(plan, self.connections.decoding_features())
-        size = sum(len(prompt) for prompt in plan.prompts)
         if size <= self.config.offload_prompt_chars:
-            tokens = self._intake.encode(plan)
-            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
-            exchange = self._open(plan, reply, request_id, started_s)
-            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
+            prompts = self._intake.prepare(plan, context)
+            self._open(plan, reply, request_id, started_s).begin(prompts)
         else:
+            self._intake.check_lengths(plan, context)
+            self._intake_threads.take(size)
             exchange = self._open(plan, reply, request_id, started_s)
-            task = self._loop.create_task(self._start_large(exchange, context))
+            task = self._loop.create_task(self._start_large(exchange, context, size))
             self._preparing.add(task)
             task.add_done_callback(self._preparing.discard)
 
-    async def _start_large(self, exchange: HttpExchange, context: int) -> None:
-        """Tokenises a long prompt in a thread, so that other streams go on, and then begins the exchange."""
-        plan = exchange.plan
+    async def _start_large(self, exchange: HttpExchange, context: int, size: int) -> None:
+        """Begins an exchange after a thread has prepared its prompts, unless its client leaves meanwhile."""
         try:
-            tokens = await self._loop.run_in_executor(None, self._intake.encode, plan)
-            if exchange.closed:
-                return
-            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
-            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
+            prompts = await self._intake_threads.run(
+                size, partial(self._prepare_unless_closed, exchange, context)
+            )
+            if prompts is not None and not exchange.closed:
+                exchange.begin(prompts)
         except ApiError as error:
             exchange.fail(error)
         except Exception:
             log.exception("tokenising failed")
             exchange.fail(ApiError(500, "Internal error; see the server's log."))
+
+    def _prepare_unless_closed(self, exchange: HttpExchange, context: int) -> Prompts | None:
+        return None if exchange.closed else self._intake.prepare(exchange.plan, context)
 
     def _open(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> HttpExchange:
         exchange = HttpExchange(self.requests, plan, reply, request_id, started_s)
@@ -274,30 +290,41 @@ class IngressApp:
             raise ValueError(f"this application does not speak {scope['type']}")
         reply = AsgiReply(self.config.slow_client_bytes)
         headers = {name.lower(): value for name, value in scope["headers"]}
-        body = await self._read_body(headers, receive)
-        if body is None:
-            return
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        request = Request(scope["method"], path, headers, body)
-        if len(body) > self.config.max_body_bytes:
-            self._refuse(too_large(self.config.max_body_bytes), reply, self._request_id(request))
-        else:
+        request = Request(scope["method"], path, headers, b"")
+        try:
+            body = await self._read_body(headers, receive)
+            if body is None:
+                return
+            request.body = body
             self.dispatch(request, reply)
+        except ApiError as error:
+            self._refuse(error, reply, self._request_id(request))
         await reply.pump(receive, send)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Returns the body, or a first part longer than the limit. Returns None if the client left meanwhile."""
-        limit = self.config.max_body_bytes
+        """Returns the body, or None if the client left meanwhile. Raises `ApiError` 413 or 503 if it is too long."""
+        memory, limit = self.request_memory, self.config.max_body_bytes
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if not message.get("more_body", False) or size > limit:
-                return b"".join(parts)
+        announced = headers.get(b"content-length", b"")
+        try:
+            if announced.isdigit():
+                memory.check_announced(min(int(announced), limit))
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                parts.append(message.get("body", b""))
+                memory.change(size, size + len(parts[-1]))
+                size += len(parts[-1])
+                if size > limit:
+                    raise too_large(limit)
+                memory.check_held(size)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            memory.change(size, 0)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

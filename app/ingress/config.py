@@ -16,6 +16,14 @@ class IngressConfig:
     replica_id: str = "ingress-0"
     max_body_bytes: Annotated[int, Whole(1024)] = 32 * 2**20
     """Bytes of the largest request body; a prompt of 1 M token ids is 7 MB of JSON."""
+    max_waiting_bytes: Annotated[int, Whole(1024)] = 256 * 2**20
+    """Bytes of requests that are arriving, or wait behind others on their connection, over all connections. Beyond it
+    those that hold more than 64 KiB are refused with 503.
+    """
+    max_connections: Annotated[int, Whole(1)] = 8192
+    """Connections of clients at once on one port; others are answered with 503. Twice `max_in_flight`, because clients
+    keep connections that they do not use.
+    """
     max_in_flight: Annotated[int, Whole(1)] = 4096
     """Requests under way at once; each may hold several sequences."""
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
@@ -42,7 +50,15 @@ class IngressConfig:
     progress_interval_s: Annotated[float, Number(above=0)] = 0.02
     sweep_interval_s: Annotated[float, Number(above=0)] = 0.1
     offload_prompt_chars: int = 16_384
-    """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread."""
+    """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread; for a
+    conversation, which is also rendered there, bytes of the body.
+    """
+    tokenise_threads: Annotated[int, Whole(1, 256)] = 2
+    """Threads that prepare long prompts; each keeps a core busy while it works."""
+    max_tokenising_chars: Annotated[int, Whole(1)] = 16 * 2**20
+    """Characters of long prompts that may wait for these threads; above it requests are answered with 429. Two threads
+    that tokenise 2.7 million characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
+    """
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
     replicas: Annotated[int, Whole(1)] = 1
@@ -57,10 +73,14 @@ class IngressConfig:
     """
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that give the right to administer; `app.ingress.admin` says what that includes."""
+    """Keys that give the right to administer; `app.ingress.admin` says what that includes, and which key there is
+    without any.
+    """
 
     def __post_init__(self) -> None:
         check(self, "ingress")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError("ingress: max_waiting_bytes must be max_body_bytes at least")
         if not self.served_names or not all(self.served_names):
             raise ValueError("ingress: served_names must hold at least one name")
         if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys):

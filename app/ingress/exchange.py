@@ -12,6 +12,7 @@ from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, who
 from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
+from app.ingress.intake import Prompts
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.request import IngressRequest, RequestSpec
 
@@ -64,14 +65,10 @@ class HttpExchange:
         )
         reply.on_gone = self._gone
 
-    def begin(self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]]) -> None:
-        """Starts one request per prompt.
-
-        `tokens` holds the token ids of each prompt, and `budgets` the max_tokens of each, which `Plan.fit` returned.
-        `echoes` holds the text of each prompt and the text of its first token, and is empty if the answer echoes no
-        prompts.
-        """
+    def begin(self, prompts: Prompts) -> None:
+        """Starts one request per prompt."""
         plan = self.plan
+        tokens, budgets, echoes = prompts
         self._tokens = tokens
         keep = not plan.stream
         logprobs = plan.logprobs is not None

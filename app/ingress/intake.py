@@ -1,7 +1,9 @@
 """Turns a plan into tokens: checks the model's name, renders the chat template, and tokenises the prompts."""
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError, bad_request
@@ -10,9 +12,22 @@ from app.api.schema import ChatRequest
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import TemplateError, TextCodec
 
+R = TypeVar("R")
+
+
+class Prompts(NamedTuple):
+    """The prompts of a request, ready for the engines: token ids and max_tokens of each.
+
+    `echoes` has the text of each prompt and of its first token, and is empty if the answer echoes no prompts.
+    """
+
+    tokens: list[list[int]]
+    budgets: list[int]
+    echoes: list[tuple[str, str]]
+
 
 class Intake:
-    """Turns plans into tokens. It has no state beside its configuration; `encode` and `echoes` may run in a thread."""
+    """Turns plans into tokens. It has no state beside its configuration; `prepare` may run in a thread."""
 
     def __init__(self, config: IngressConfig, codec: TextCodec) -> None:
         self._config = config
@@ -52,17 +67,53 @@ class Intake:
             message = f"The model's chat template refuses the conversation: {error}."
             raise bad_request(message, "messages") from None
 
-    def encode(self, plan: Plan) -> list[list[int]]:
-        """Returns the token ids of each prompt; a prompt that came as token ids stays as it is."""
-        encode, special = self.codec.encode, plan.add_special_tokens
-        return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
+    def check_lengths(self, plan: Plan, context: int) -> None:
+        """Raises `ApiError` 400 if a prompt is too long for the context by its length alone."""
+        plan.check_lengths(self.codec.fewest_tokens, context)
 
-    def echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
-        """Returns the text of each prompt and of its first token, or an empty list if the answer echoes no prompt."""
-        if not plan.echo:
-            return []
+    def prepare(self, plan: Plan, context: int) -> Prompts:
+        """Returns the tokens of a plan, which must fit the context. Renders a conversation that is not rendered yet.
+
+        Prompts that came as token ids stay as they are. Raises `ApiError` 400. The caller has checked the lengths of
+        long prompts.
+        """
+        if not plan.prompts and plan.request is not None:
+            plan.prompts = [self.render(plan.request)]
+            self.check_lengths(plan, context)
+        encode, special = self.codec.encode, plan.add_special_tokens
+        tokens = [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
+        budgets = plan.fit(tokens, context, self.codec.vocab_size)
+        return Prompts(tokens, budgets, self._echoes(plan, tokens) if plan.echo else [])
+
+    def _echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
         decode = self.codec.decode
         return [
             (prompt if isinstance(prompt, str) else decode(prompt), decode(ids[:1]))
             for prompt, ids in zip(plan.prompts, tokens, strict=True)
         ]
+
+
+class IntakeThreads:
+    """The threads in which long prompts are prepared, so that the streams of others go on.
+
+    At most `max_chars` wait or are worked on at a time, and a longer prompt has the threads to itself.
+    """
+
+    def __init__(self, threads: int, max_chars: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="intake")
+        self._max_chars = max_chars
+        self._chars = 0
+
+    def take(self, chars: int) -> None:
+        """Counts a prompt as waiting until its `run` ends. Raises `ApiError` 429 if there is no room for it."""
+        if self._chars and self._chars + chars > self._max_chars:
+            message = f"Long prompts of {self._chars} characters wait to be tokenised here; try again later."
+            raise ApiError(429, message, code="tokenising_full", retry_after_s=1.0)
+        self._chars += chars
+
+    async def run(self, chars: int, work: Callable[[], R]) -> R:
+        """Returns what `work` returns in a thread. `take` has been called with the same number."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._chars -= chars

@@ -157,6 +157,14 @@ INGRESS: tuple[Metric, ...] = (
         "peer",
     ),
     counter(
+        "sluice_listener_refusals_total",
+        "requests",
+        "Requests that were refused or dropped before they were complete, by reason: `connections` (too many "
+        "connections), `memory` (the connections hold too many bytes of requests) or `late` (a request took too long "
+        "to arrive).",
+        "reason",
+    ),
+    counter(
         "sluice_slow_clients_total",
         "streams",
         "Streams that were cut because their client left more than `slow_client_bytes` unread.",
@@ -205,6 +213,7 @@ class IngressMetrics:
         self.refused_events = self._counter("sluice_refused_events_total")
         self.protocol_errors = self._counter("sluice_protocol_errors_total")
         self.silent_peers = self._counter("sluice_silent_peers_total")
+        self._listener_refusals = self._counter("sluice_listener_refusals_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
 
@@ -224,6 +233,10 @@ class IngressMetrics:
                 str(code), request_class, self._model
             )
         child.inc()
+
+    def listener_refused(self, reason: str) -> None:
+        """Counts a request that was refused or dropped before it was complete."""
+        self._listener_refusals.labels(reason).inc()
 
     def transferred(self, admission: Admitted) -> None:
         """Counts the KV transfer of a request that was just admitted."""

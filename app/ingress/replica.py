@@ -11,6 +11,7 @@ from ray import serve
 from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.wire.channel import Identity
+from app.admin_key import KeyFile
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.ingress.admin import admin_keys
@@ -63,7 +64,8 @@ def _asgi() -> _Current:
 class IngressReplica:
     """One ingress replica.
 
-    If it cannot start it raises ConfigError or OSError (port taken) with advice, which `serve status` shows.
+    If it cannot start it raises ConfigError or OSError (port taken, no place for an admin key) with advice, which
+    `serve status` shows.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -85,9 +87,15 @@ class IngressReplica:
             "replicas": group.replicas or 1,
         }
         ingress = from_options(IngressConfig, options, "ingress.options")
+        key_file = KeyFile(group.port, wire.secret())
+        if ingress.admin_keys:
+            key_file.remove()
+        else:
+            key_file.take()
+            log.info("ingress %s: the admin key is in %s", me.id, key_file.path)
         metrics = IngressMetrics(model.served_name)
         self._connections = IngressConnections(ingress, me, finder(router), metrics)
-        self._app = IngressApp(ingress, self._connections, codec_of(model), metrics, versions())
+        self._app = IngressApp(ingress, self._connections, codec_of(model), metrics, versions(), key_file)
         await self._connections.start()
         _current.app = self._app
         self._metrics_port: MetricsPort | None = None

@@ -283,7 +283,7 @@ class IngressRequest(Connected):
             prompt_tokens=len(spec.tokens) + self.carried_tokens,
             max_tokens=max(1, spec.max_tokens - self.carried_tokens),
             slots=self.choices,
-            terms=spec.terms._replace(priority=self._priority()) if self.migrations else spec.terms,
+            terms=self.terms._replace(priority=self._priority()) if self.migrations else self.terms,
             age_s=now_s - spec.arrived_s,
             avoid=self.avoid,
             hints=hints_of(spec, connections.config.served_names[0], connections.salt)

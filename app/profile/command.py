@@ -1,9 +1,9 @@
 """`sluice profile heatmap`: measures where disaggregated serving beats colocated (DeepFlow 5.3) on what is deployed.
 
 It measures one deployment with engine groups of all three roles (`--url`) or two deployments of equal engines, one
-colocated, one disaggregated. With one deployment the command needs the right to administer it: the
-environment variable SLUICE_ADMIN_KEY, or none on the machine of a server without keys. Nothing else should load the
-engines meanwhile.
+colocated, one disaggregated. With one deployment the command needs the right to administer it: an admin key
+in the environment variable SLUICE_ADMIN_KEY, or the server's own key file on this machine (`app.admin_key`). Nothing
+else should load the engines meanwhile.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from app.admin_key import LOOPBACK_HOSTS, authorize
 from app.profile.file import HeatmapFileError, pairs_of, read, write
 from app.profile.fold import Folded, Pair, fold
 from app.profile.measure import Load, Runner, measure
@@ -115,10 +116,15 @@ async def _heatmap(args: argparse.Namespace) -> int:
         raise ValueError("--colocated-url and --disaggregated-url belong together")
     urls = [(url or args.url).rstrip("/") for url in (args.colocated_url, args.disaggregated_url)]
     started = dt.datetime.now(dt.UTC)
-    key = os.environ.get("SLUICE_ADMIN_KEY") or os.environ.get("SLUICE_API_KEY")
+    admin_key = os.environ.get("SLUICE_ADMIN_KEY")
+    key = admin_key or os.environ.get("SLUICE_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits, headers=headers) as http:
+    # for a proxy, loopback would be its own machine
+    direct = {f"all://{f'[{host}]' if ':' in host else host}": None for host in LOOPBACK_HOSTS}
+    async with httpx.AsyncClient(
+        timeout=None, limits=limits, headers=headers, auth=None if admin_key else authorize, mounts=direct
+    ) as http:
         deployment = await discover(http, *urls)
         load = Load(args.requests, args.seed, f"{started:%Y%m%dT%H%M%S}", args.vocabulary, args.at_once)
         session = _Session(args, grid, load, deployment, _provenance(args, load, deployment, started))

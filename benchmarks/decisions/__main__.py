@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in (
         partial(ticks.netkv, 5 * args.calls, args.seed),
         *(partial(ticks.ticks, policy, args.calls, args.seed, args.quick) for policy in batch),
+        partial(ticks.windows, args.calls, args.seed),
         *(partial(ticks.single_admissions, policy, args.calls, args.seed) for policy in batch),
         partial(ticks.feasibility, args.calls, args.seed),
         partial(state.events_and_snapshots, 5 * args.calls, args.seed),

@@ -92,7 +92,7 @@ class Loop:
 
 
 def requests(number: int, seed: int) -> list[Timing]:
-    """Returns the mean time of a request, which includes the loop's own CPU time (about 15 us).
+    """Returns the mean time of a request, which includes the loop's own CPU time.
 
     The mean over all requests takes the place of p50 and p99.
     """

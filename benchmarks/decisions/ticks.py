@@ -69,6 +69,16 @@ def _count(policy: DecodePolicy, given: RoundInput, rng: random.Random, admitted
     admitted.append(len(assign(policy, given.feasible, given.snapshot, rng)))
 
 
+def windows(calls: int, seed: int) -> list[Timing]:
+    """Measures a tick of BR-0 and BR-H for two windows W, 8 and the default (G = 64, pool 256)."""
+    rows = []
+    for policy in (BalanceRoute0(), BalanceRouteH()):
+        for window in (8, policy.window):
+            (row,) = ticks(dataclasses.replace(policy, window=window), calls, seed, quick=True)
+            rows.append(dataclasses.replace(row, name=f"{row.name}, W {window}"))
+    return rows
+
+
 def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timing]:
     """Measures the tick after one finished request, with one free slot and a full pool (G = 64, pool 256)."""
     rng = random.Random(seed)

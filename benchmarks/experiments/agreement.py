@@ -109,10 +109,11 @@ def lines_of(case: Mapping[str, Any]) -> list[Line]:
     """
     if "live" not in case:
         return [Line(**{name: line[name] for name in Line.__dataclass_fields__}) for line in case["lines"]]
-    return compare(_times(case["live"]), [_times(run) for run in case["simulated"]])
+    return compare(times_of(case["live"]), [times_of(run) for run in case["simulated"]])
 
 
-def _times(stored: Sequence[Sequence[float | None]]) -> list[Times]:
+def times_of(stored: Sequence[Sequence[float | None]]) -> list[Times]:
+    """Returns the times that `as_json` gave."""
     return [Times(ttft_s or 0.0, tpot_s, jct_s or 0.0) for ttft_s, tpot_s, jct_s in stored]
 
 

@@ -6,6 +6,7 @@ prefill is never a limit, so only ratios at equal G can be compared. The trace i
 
 `br_h` is the paper's own rule, `br_h_pool` its other reading (`balance_route_tuning`). `ours` aims at the mean load
 instead of the heaviest of G workers, so that its imbalance need not grow with G; its beta is 3 for every G.
+`ours_leased` is the same with leases of 30 s that are renewed for 600 s at most.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import plots as look
 from benchmarks.experiments import balance_route_cluster as cluster
-from benchmarks.experiments.balance_route_table1 import NAMES, RAW, SAME, figures, in_paper
+from benchmarks.experiments.balance_route_table1 import LEASED, NAMES, RAW, SAME, figures, in_paper, rejected
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 
 if TYPE_CHECKING:
@@ -27,7 +28,15 @@ SEEDS = (4, 1)
 ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 WORKERS = (4, 8, 16)
 CASE = "recurring-long"
-METHODS = (*cluster.BASELINES, "br_0", "br_0_pool", "br_h oracle", "br_h_pool oracle", "ours oracle")
+METHODS = (
+    *cluster.BASELINES,
+    "br_0",
+    "br_0_pool",
+    "br_h oracle",
+    "br_h_pool oracle",
+    "ours oracle",
+    LEASED,
+)
 
 # The paper's figures: imbalance in tokens, TPOT P95 in ms, throughput in tok/s.
 PAPER = {
@@ -79,6 +88,7 @@ def compare(results: Results) -> list[Row]:
             if variant not in results.variants:
                 continue
             rows += figures(results, variant, f"G = {workers}, {method}", PAPER[workers][in_paper(method)])
+        rows += rejected(results, f"{workers}/{LEASED}", f"G = {workers}, {LEASED}")
         run = [m for m in METHODS if m not in cluster.BASELINES and f"{workers}/{m}" in results.variants]
         gains = [(method, metric) for method in run for metric in (RAW, SAME)]
         rows += [_gain(results, workers, method, metric) for method, metric in gains]

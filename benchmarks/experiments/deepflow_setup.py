@@ -4,6 +4,8 @@ DeepFlow's traces are internal. Figure 4's trace is "roughly 2K input with 200 o
 lognormal with a coefficient of variation of 0.5. Figure 6's trace comes from a code-generation service. Azure's code
 trace of 2023 stands in for it (2,048 in, 28 out), or a synthetic one with the same means where that is not available.
 
+The trace has two halves by time: constants are tuned on the first (`deepflow_tuning`) and measured on the second.
+
 The KV of a prefill moves over fixed links (the profile's 100 Gbit/s). Azure's trace does not say what its prompts
 share. ASSUMPTION: half of them begin with one of 32 texts (repositories, templates), which covers a quarter to three
 quarters of the prompt.
@@ -50,6 +52,8 @@ SHARING = Sharing(0.5, groups=32, covered=(0.25, 0.75), block_tokens=BLOCK_TOKEN
 CODE_MEANS = (2_048.0, 28.0)  # of that trace
 PREFILL_AXIS = (256.0, 512.0, 1_024.0, 2_048.0, 4_096.0, 8_192.0)
 RATIO_AXIS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
+TUNED, MEASURED = "first half", "second half"
+"""The parts of the trace, for constants and for what they are measured by."""
 
 
 def engines(prefill: int, decode: int, colocated: int) -> tuple[EngineSpec, ...]:
@@ -88,14 +92,17 @@ def chat_like(rate_per_s: float, end_s: float, seed: int) -> list[WorkloadReques
 
 
 @lru_cache(maxsize=1)
-def _trace() -> tuple[WorkloadRequest, ...]:
-    return tuple(build(WorkloadSpec(name=TRACE), 0))
+def halves() -> dict[str, tuple[WorkloadRequest, ...]]:
+    """Returns the rows of the two parts of the trace."""
+    rows = tuple(build(WorkloadSpec(name=TRACE), 0))
+    return {TUNED: rows[: len(rows) // 2], MEASURED: rows[len(rows) // 2 :]}
 
 
-def code(workload: str, rate_per_s: float, end_s: float, seed: int) -> list[WorkloadRequest]:
-    """Returns Figure 6's requests: a part of Azure's trace that the seed chooses, compressed to the rate.
+def code(workload: str, part: str, rate_per_s: float, end_s: float, seed: int) -> list[WorkloadRequest]:
+    """Returns Figure 6's requests: a stretch of a half of Azure's trace that the seed chooses, compressed to the rate.
 
-    Where `workload` is not that trace, the requests are synthetic with the same mean lengths.
+    `part` is TUNED or MEASURED. Where `workload` is not that trace, the requests are synthetic with the same mean
+    lengths, and the seeds alone tell the two apart.
     """
     if workload != TRACE:
         prompt, output = (
@@ -103,7 +110,7 @@ def code(workload: str, rate_per_s: float, end_s: float, seed: int) -> list[Work
             Lognormal.of_mean(CODE_MEANS[1], 2.0, 1_000),
         )
         return list(share_prefixes(generated(prompt, output, rate_per_s, end_s, seed), SHARING, seed))
-    rows = _trace()
+    rows = halves()[part]
     count = int(rate_per_s * end_s) + 1
     first = random.Random(seed).randrange(len(rows) - count)
     made = transform.at_rate(transform.rebase(rows[first : first + count]), rate_per_s)
@@ -198,5 +205,5 @@ def combined_heatmap(rates: tuple[float, ...], length_s: float, seed: int) -> He
 
 
 def outputs(config: Config, seed: int) -> tuple[int, ...]:
-    """Returns the output lengths of another part of the workload, from which wrong guesses are drawn."""
-    return tuple(r.output_tokens for r in code(config["workload"], 10.0, 60.0, seed + 1_000))
+    """Returns output lengths of the first half of the workload, from which wrong guesses are drawn."""
+    return tuple(r.output_tokens for r in code(config["workload"], TUNED, 10.0, 60.0, seed + 1_000))

@@ -13,10 +13,12 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
+    "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
+    "deepflow_tuning": "benchmarks.experiments.deepflow_tuning",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "flowkv_roles": "benchmarks.experiments.flowkv_roles",
@@ -48,6 +50,29 @@ EXPERIMENTS: dict[str, str] = {
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
+
+
+FITTED: dict[str, str] = {
+    "netkv_": (
+        "the times of a prefill, the rate at 100 %, the paths of a transfer and the lengths of RAG prompts, on the"
+        " paper's Tables II to VI (`netkv_common`). TTFT, transfer times and rates agree by construction; what the"
+        " schedulers differ by is the test, and no figure is held out"
+    ),
+    "balance_route_table": (
+        "the time of a decode step per KV token, on the throughput column of the paper's Table 1, and the mean and"
+        " deviation of the long contexts, on the imbalances of its Random and JSQ (`workloads/standins.py`). The"
+        " imbalance of these two and the throughputs agree partly by construction"
+    ),
+    "balance_route_sensitivity": "as for Table 1",
+}
+"""Sentences on the constants that were fitted on the very figures that an experiment is compared with, by the beginning
+of its name.
+"""
+
+
+def fitted(name: str) -> str | None:
+    """Returns the sentence on what was fitted on the figures that the experiment `name` is compared with, or None."""
+    return next((what for start, what in FITTED.items() if name.startswith(start)), None)
 
 
 def place(name: str) -> str:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 TUNING_SEED = 1_000
 SLOTS = 128
 MOST = 1_024
+STATUS_ALWAYS_S = 1.0
 CV = 0.4  # ASSUMPTION: of prompts and outputs
 # ASSUMPTION: twice the TTFT of flowkv_roles for prompts of twice the length
 TTFT_SLO_S, TPOT_SLO_S = 16.0, 0.08
@@ -169,12 +170,14 @@ def run(
             queue_timeout_s=7_200.0,
             starvation_s=math.inf,
             overdue_by_slo=False,
+            # three reports, as in the live system
+            status_stale_s=3.0 * max(STATUS_ALWAYS_S, period_s),
             seed=seed,
         ),
         control=ControlPlane(
             progress_s=2.0 * period_s,
             status_s=period_s,
-            status_always_s=1.0,
+            status_always_s=STATUS_ALWAYS_S,
             tick_s=period_s,
             request_timeout_s=7_200.0,
             prefill_limit_s=math.inf,

@@ -1,4 +1,7 @@
-"""Parameters of the scaling policies, from single tries on the seeds of `scaling_tuning`, which is to search evenly."""
+"""Parameters of the scaling policies, from single tries on the seeds of `scaling_tuning`, which is to search evenly.
+
+The loads are compressed and change fast, so `joint` forgets fast: with a drift of 1 its level follows by `level_gain`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +14,7 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
         "headroom_most": 0.0,
         "quantile": 0.5,
         "warm_quantile": 0.6,
-        "forecast": {"level_gain": 0.15, "trend_gain": 0.1, "damping": 0.9},
+        "forecast": {"level_gain": 0.15, "drift": 1.0, "trend_gain": 0.1, "damping": 0.9},
         "margins": {"share": 0.95, "deviations": 1.0},
     },
     "ongoing": {
@@ -41,6 +44,7 @@ SHIFT: Mapping[str, Mapping[str, Any]] = {
         "band": 0.0,
         "headroom_most": 0.0,
         "quantile": 0.5,
+        "forecast": {"drift": 1.0},
         "gain": 0.3,
         "switch_pause_s": 10.0,
         "margins": {"share": 0.95, "deviations": 1.0},

@@ -16,17 +16,19 @@ experiment of `benchmarks run`, because it needs a live app and a quiet machine.
 lost or an error is above the aim.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from benchmarks import plots
@@ -44,10 +46,11 @@ from benchmarks.experiments.twin import (
     simulated_times,
     vllm_setup,
 )
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command, facts, save
 from benchmarks.live.openloop import Answer
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
 from benchmarks.sim.calibration import CalibrationError
 from benchmarks.sim.config import ControlPlane
@@ -72,37 +75,58 @@ class Comparison:
     def name(self) -> str:
         return " + ".join(self.policies)
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the comparison as results keep it."""
+        return {
+            "policies": self.policies,
+            "requests": len(self.live),
+            "simulated_seeds": len(self.simulated),
+            "client_late_ms": self.client_late_ms,
+            "busy_cores": self.cores,
+            "disturbed_replays_late_p95_ms": self.disturbed_ms,
+            "live": agreement.as_json(self.live),
+            "simulated": [agreement.as_json(run) for run in self.simulated],
+        }
+
+    @classmethod
+    def of(cls, case: Mapping[str, Any]) -> Comparison:
+        """Returns the comparison that `as_json` gave, with times of six digits."""
+        prefill, decode = case["policies"]
+        live, runs = agreement.times_of(case["live"]), [agreement.times_of(run) for run in case["simulated"]]
+        late_ms, cores = case["client_late_ms"], case["busy_cores"]
+        return cls((prefill, decode), live, runs, late_ms, cores, case["disturbed_replays_late_p95_ms"])
+
 
 def judge(
-    server: Server, setup: Setup, profile: TimingProfile, control: ControlPlane, settings: argparse.Namespace
-) -> list[Comparison]:
-    """Replays the workload under each pair of policies and returns the comparisons.
+    server: Server,
+    setup: Setup,
+    profile: TimingProfile,
+    control: ControlPlane,
+    policies: tuple[str, str],
+    settings: argparse.Namespace,
+) -> Comparison:
+    """Replays the workload under a pair of policies and returns the comparison.
 
     The live app is idle before each replay.
     """
-    work, cases, prompts = setup.mix.requests(settings.seed), [], settings.seed + 1000
-    for policies in setup.policies:
-        disturbed_ms: list[float] = []
-        while True:
-            _set_policies(server.command.port, policies)
-            prompts += 1
-            answers, cores = observed(server, setup, work, prompts)
-            late_s = [answer.late_s for answer in answers]
-            late_ms = {f"p{q}": 1e3 * percentile(late_s, q / 100) for q in (50, 95)}
-            limit_s = setup.late_limit_s
-            if (
-                limit_s is None
-                or late_ms["p95"] <= 1e3 * limit_s
-                or len(disturbed_ms) + 1 >= settings.attempts
-            ):
-                break
-            disturbed_ms.append(late_ms["p95"])
-        runs = [
-            simulated_times(setup.simulated(profile, control, policies, seed), work)
-            for seed in range(settings.seeds)
-        ]
-        cases.append(Comparison(policies, live_times(work, answers), runs, late_ms, cores, disturbed_ms))
-    return cases
+    work, disturbed_ms = setup.mix.requests(settings.seed), list[float]()
+    # No two replays of a run have the same prompts.
+    prompts = settings.seed + 1000 * (1 + setup.policies.index(policies))
+    while True:
+        _set_policies(server.command.port, policies)
+        prompts += 1
+        answers, cores = observed(server, setup, work, prompts)
+        late_s = [answer.late_s for answer in answers]
+        late_ms = {f"p{q}": 1e3 * percentile(late_s, q / 100) for q in (50, 95)}
+        limit_s = setup.late_limit_s
+        if limit_s is None or late_ms["p95"] <= 1e3 * limit_s or len(disturbed_ms) + 1 >= settings.attempts:
+            break
+        disturbed_ms.append(late_ms["p95"])
+    runs = [
+        simulated_times(setup.simulated(profile, control, policies, seed), work)
+        for seed in range(settings.seeds)
+    ]
+    return Comparison(policies, live_times(work, answers), runs, late_ms, cores, disturbed_ms)
 
 
 def observed(
@@ -128,7 +152,7 @@ def _own_cpu_s() -> float:
 
 def _set_policies(port: int, policies: tuple[str, str]) -> None:
     """Sets the live app's policies, and waits until it has no request."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
+    with administrator(port, 30.0) as client:
         change = dict(zip(("prefill", "decode"), policies, strict=True))
         client.put("/sluice/admin/policy", json=change).raise_for_status()
         for _ in range(300):
@@ -139,27 +163,43 @@ def _set_policies(port: int, policies: tuple[str, str]) -> None:
     raise ValidationError(f"the app is not idle after 30 s: {status['requests']}, {status['leases']} leases")
 
 
+def calibrated(server: Server, setup: Setup, seed: int) -> dict[str, Any]:
+    """Returns profile and control plane of the simulator, and what the calibration found, as results keep them."""
+    profile, control = setup.profile, ControlPlane()
+    if setup.kind == "sim":
+        control, found = calibrate_control(server.command.port, setup, seed)
+    else:
+        profile, found = calibrate_engines(server.command.port, setup, seed)
+    return {"profile": asdict(profile), "control": asdict(control), "calibration": found}
+
+
 def run(
-    setup: Setup, settings: argparse.Namespace, say: Callable[[str], None]
+    setup: Setup, settings: argparse.Namespace, say: Callable[[str], None], kept: Parts
 ) -> tuple[list[Comparison], dict[str, Any]]:
-    """Starts the app, calibrates the simulator and compares both.
+    """Starts the app, calibrates the simulator and compares both. The calibration and each pair of policies are parts
+    of the measurement.
 
     Returns (comparisons, what the calibration found). Raises ServerError, ValidationError or CalibrationError.
     """
-    profile, control, seed = setup.profile, ControlPlane(), settings.seed
+    seed = settings.seed
     with (
         tempfile.TemporaryDirectory(prefix="sluice-validate-") as folder,
         running(setup.command(Path(folder)), say) as server,
     ):
         warm = lone_requests(setup, 4, 8, 0.3)  # connections, caches
         replay_live(server.command.port, setup, warm, seed + 100)
-        if setup.kind == "sim":
-            control, found = calibrate_control(server.command.port, setup, seed)
-        else:
-            profile, found = calibrate_engines(server.command.port, setup, seed)
+        used = kept.once("calibration", partial(calibrated, server, setup, seed), say)
+        found = used["calibration"]
         say(f"calibrated: {json.dumps({k: v for k, v in found.items() if k != 'measured'})}")
-        cases = judge(server, setup, profile, control, settings)
-    return cases, {"profile": asdict(profile), "control": asdict(control), "calibration": found}
+        profile, control = TimingProfile(**used["profile"]), ControlPlane(**used["control"])
+        cases = []
+        for policies in setup.policies:
+
+            def measure(policies: tuple[str, str] = policies) -> dict[str, Any]:
+                return judge(server, setup, profile, control, policies, settings).as_json()
+
+            cases.append(Comparison.of(kept.once("/".join(policies), measure, say)))
+    return cases, {name: used[name] for name in ("profile", "control", "calibration")}
 
 
 def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) -> dict[str, Any]:
@@ -168,19 +208,7 @@ def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) ->
         "setup": asdict(setup),
         **used,
         "aim_percent": agreement.AIM_PERCENT,
-        "cases": [
-            {
-                "policies": case.policies,
-                "requests": len(case.live),
-                "simulated_seeds": len(case.simulated),
-                "client_late_ms": case.client_late_ms,
-                "busy_cores": case.cores,
-                "disturbed_replays_late_p95_ms": case.disturbed_ms,
-                "live": agreement.as_json(case.live),
-                "simulated": [agreement.as_json(run) for run in case.simulated],
-            }
-            for case in cases
-        ],
+        "cases": [case.as_json() for case in cases],
     }
 
 
@@ -221,15 +249,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     make, seconds = (sim_setup, 60.0) if args.engines == "sim" else (vllm_setup, 150.0)
     setup = make(tuple(args.policies), args.seconds or seconds)
+    options = {name: getattr(args, name) for name in ("seed", "seeds", "attempts")}
+    kept = Parts(f"validate-{args.engines}", machine, asdict(setup) | options)
     try:
-        cases, used = run(setup, args, say)
+        cases, used = run(setup, args, say, kept)
     except (ServerError, ValidationError, CalibrationError) as error:
         print(f"validate_live: {error}", file=sys.stderr)
         return 1
-    whole = document(setup, cases, used) | {"seed": args.seed, "machine": machine}
+    whole = document(setup, cases, used) | {"seed": args.seed, "machine": machine, "parts": kept.ends()}
     whole["command"] = command("benchmarks.experiments.validate_live", argv)
     if not save(args.out / f"{args.engines}.json", whole, levels=4):
         return 1
+    kept.forget()
     figure = agreement.figure({case.name: (case.live, case.simulated) for case in cases})
     plots.save(args.out, args.engines, figure)
     for case in cases:

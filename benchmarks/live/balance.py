@@ -24,16 +24,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from benchmarks.live import machine as record
 from benchmarks.live.balance_report import block_of, blocks_of, table
 from benchmarks.live.kept import Parts
 from benchmarks.live.load import Load, LoadResult, body_of, drive
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 from benchmarks.loads import Window, look
 from benchmarks.plots import bars, figure, save
@@ -232,7 +231,7 @@ def run(setup: Setup, round_: int, server: Server, say: Any) -> tuple[list[Windo
     thread = threading.Thread(target=lambda: results.append(drive(load)), daemon=True)
     thread.start()
     windows = []
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
+    with administrator(server.command.port, 30.0) as client:
         time.sleep(setup.learn_s)
         for policy in setup.policies:
             answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})
@@ -293,12 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"{setup.connections} connections, {setup.rounds} rounds of about {setup.round_s:.0f} s of load")
     rounds = []
     for round_ in range(setup.rounds):
-        found = kept.get(str(round_))
-        if found is None:
-            found = kept.put(str(round_), one_round(setup, round_, say))
-        else:
-            say(f"round {round_}: kept already, from {found['ended_at']}")
-        rounds.append(found)
+        rounds.append(kept.once(f"round {round_}", partial(one_round, setup, round_, say), say))
     rows = table(setup.window_s, blocks_of(rounds))
     _print(rows)
     served, differ = (sum(one[count] for one in rounds) for count in ("served", "replay_differs"))

@@ -27,10 +27,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 
@@ -49,11 +49,12 @@ from benchmarks.experiments.composition_twin import (
 from benchmarks.live import composition_report as report
 from benchmarks.live import openloop
 from benchmarks.live.composition_report import Block, Stream
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command as said
 from benchmarks.live.machine import facts, save
 from benchmarks.live.netkv_tiers import scrape
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane
@@ -117,7 +118,7 @@ class Run:
     def __init__(self, server: Server, setup: Setup, say: Callable[[str], None]) -> None:
         self._server, self._setup, self._say = server, setup, say
         self._port = server.command.port
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30.0)
+        self._client = administrator(self._port, 30.0)
         self._prompts = np.random.default_rng(setup.seed)
         self.problems: list[str] = []
         self.sent = 0
@@ -128,15 +129,25 @@ class Run:
         self._set(case)
         self._replay(self._setup.trained_on())
 
-    def blocks(self) -> list[Block]:
-        """Runs all blocks and returns them in the order in which they ran."""
-        found = []
-        for round_ in range(self._setup.rounds):
-            for load in self._setup.loads:
-                for case in self._setup.order(round_):
-                    found.append(self._block(case, load, round_))
-                    self._say(report.line(found[-1]))
-        return found
+    def parts(self, kept: Parts) -> list[dict[str, Any]]:
+        """Runs the blocks of all rounds and loads, as far as they are not kept, and returns what was found in each."""
+        return [
+            kept.once(f"round {round_}, load {load:g}", partial(self._part, load, round_), self._say)
+            for round_ in range(self._setup.rounds)
+            for load in self._setup.loads
+        ]
+
+    def _part(self, load: float, round_: int) -> dict[str, Any]:
+        """Runs the blocks of a round at one load, which are compared with each other, in their order."""
+        sent, lost, blocks = self.sent, len(self.problems), []
+        for case in self._setup.order(round_):
+            blocks.append(self._block(case, load, round_))
+            self._say(report.line(blocks[-1]))
+        return {
+            "blocks": [asdict(block) for block in blocks],
+            "sent": self.sent - sent,
+            "lost": self.problems[lost:],
+        }
 
     def _block(self, case: Contender, load: float, round_: int) -> Block:
         self._set(case)
@@ -238,8 +249,12 @@ def simulate_all(setup: Setup) -> list[Block]:
         return list(pool.map(simulate_block, *zip(*todo, strict=True)))
 
 
-def measure_live(setup: Setup, say: Callable[[str], None]) -> tuple[list[Block], dict[str, Any]]:
-    """Starts an app and runs all blocks on it; returns (blocks, further facts for the report). Raises ServerError."""
+def measure_live(setup: Setup, say: Callable[[str], None], kept: Parts) -> tuple[list[Block], dict[str, Any]]:
+    """Starts an app and runs the blocks on it that are not kept; returns (all blocks, further facts for the report).
+
+    An app that goes on after an interruption is trained anew; its predictor has not seen the blocks that are kept.
+    Raises ServerError.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="sluice-composition-") as folder,
         running(command(setup.cluster, setup.mix, Path(folder)), say) as server,
@@ -248,10 +263,12 @@ def measure_live(setup: Setup, say: Callable[[str], None]) -> tuple[list[Block],
         run.train()
         capacity = setup.rate_per_s(1.0)
         say(f"the predictor has seen {setup.train} requests; capacity {capacity:.1f} requests/s")
-        blocks = run.blocks()
-        return blocks, {
-            "sent": run.sent,
-            "lost": run.problems,
+        trained, problems = run.sent, list(run.problems)
+        parts = run.parts(kept)
+        return [Block(**block) for part in parts for block in part["blocks"]], {
+            "sent": trained + sum(part["sent"] for part in parts),
+            "lost": problems + [problem for part in parts for problem in part["lost"]],
+            "parts": kept.ends(),
             "capacity_per_s": capacity,
             "forecasts_a_request": run.forecasts(),
         }
@@ -262,12 +279,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     setup = Setup(**{name: getattr(args, name) for name in (*CHOSEN, "seed")})
     machine, begun_s = facts("benchmarks.live.composition"), time.monotonic()
+    kept = Parts("composition", machine, asdict(setup))
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     try:
-        live, seen = measure_live(setup, say)
+        live, seen = measure_live(setup, say, kept)
     except ServerError as error:
         print(f"composition: {error}", file=sys.stderr)
         return 1
@@ -290,6 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if not save(args.out / "composition.json", whole):
         return 1
+    kept.forget()
     report.draw(live, twins, args.out)
     say(f"written to {args.out}")
     return 1 if lost else 0

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.live import load, proctree, targets
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command, facts, save
 from benchmarks.live.measure import CHAT, MeasureError, first_answer, prompts
 from benchmarks.live.servers import ROOT, Server, running
@@ -70,8 +71,10 @@ def bf16_instructions() -> list[str]:
     return sorted(words & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def rounds_of(rounds: int, seed: int) -> dict[str, dict[str, list[float]]]:
-    """Returns the seconds of every round, by measure and side. Raises ServerError and MeasureError."""
+def rounds_of(rounds: int, seed: int, kept: Parts) -> dict[str, dict[str, list[float]]]:
+    """Returns the seconds of every round, by measure and side. A round is a part of the measurement. Raises ServerError
+    and MeasureError.
+    """
     found: dict[str, dict[str, list[float]]] = {m: {side: [] for side in SIDES} for m in MEASURES}
     short, long = prompts(seed, rounds + 1), prompts(seed + 1, rounds + 1, LONG_WORDS)
     with tempfile.TemporaryDirectory(prefix="sluice-dtype-") as folder, ExitStack() as stack:
@@ -84,8 +87,15 @@ def rounds_of(rounds: int, seed: int) -> dict[str, dict[str, list[float]]]:
             first_answer(servers[side], targets.MODEL, TOKENS)
             measured(servers[side], short[rounds], long[rounds])
         for number in range(rounds):
-            for side in SIDES if number % 2 else reversed(SIDES):
-                for name, seconds in measured(servers[side], short[number], long[number]).items():
+            order = SIDES if number % 2 else SIDES[::-1]
+            texts = short[number], long[number]
+            seen = kept.once(
+                f"round {number + 1} of {rounds}",
+                lambda order=order, texts=texts: {side: measured(servers[side], *texts) for side in order},  # type: ignore[misc]
+                print,
+            )
+            for side in SIDES:
+                for name, seconds in seen[side].items():
                     found[name][side].append(seconds)
             print(f"round {number + 1} of {rounds} is done", flush=True)
     return found
@@ -103,7 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "dtype" / "dtype.json")
     args = parser.parse_args(argv)
     started_s, machine = time.time(), facts("benchmarks.live.dtype")
-    found = rounds_of(args.rounds, args.seed)
+    kept = Parts("dtype", machine, {"rounds": args.rounds, "seed": args.seed})
+    found = rounds_of(args.rounds, args.seed, kept)
     ratios = [ratio_of("float32 / bfloat16", name, *found[name].values()) for name in found]
     result = {
         "command": command("benchmarks.live.dtype", argv),
@@ -118,8 +129,11 @@ def main(argv: list[str] | None = None) -> int:
         "took_s": round(time.time() - started_s),
         "seconds": found,
         "ratios": [asdict(ratio) for ratio in ratios],
+        "parts": kept.ends(),
     }
     unchanged = save(args.out, result)
+    if unchanged:
+        kept.forget()
     for ratio in ratios:
         interval = f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         print(f"{ratio.measure}: bfloat16 {ratio.base:.4f}, float32 {ratio.ours:.4f}, ratio {interval}")

@@ -17,7 +17,7 @@ import httpx
 
 from benchmarks.live.load import StreamConnection, request_bytes, run_fast
 from benchmarks.live.openloop import Planned
-from benchmarks.live.servers import ServerError
+from benchmarks.live.servers import ServerError, administrator
 from benchmarks.live.sse import StreamReader, events_of, text_of
 
 _T = TypeVar("_T")
@@ -163,7 +163,7 @@ class Fleet:
     """The app's fleet, over its API. Methods raise httpx's errors."""
 
     def __init__(self, port: int) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._client = administrator(port, 60.0)
 
     def close(self) -> None:
         """Ends the connections."""
@@ -204,6 +204,15 @@ class Fleet:
         """Returns the autoscaler's state."""
         answer: dict[str, Any] = self._client.get(SCALE).raise_for_status().json()
         return answer
+
+    def takes_orders(self) -> bool:
+        """Returns whether the autoscaler is connected and knows all groups, so that it takes an order."""
+        return all(group["replicas"] is not None for group in self.scaling()["groups"])
+
+    def sleeps(self) -> bool:
+        """Returns whether the application sleeps and has no engine left."""
+        status = self.status()
+        return not status["engines"] and status["sleep"]["phase"] == "asleep"
 
     def metric(self, name: str) -> float:
         """Returns the sum of all samples of a metric; 0.0 while there is none."""

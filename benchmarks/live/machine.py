@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,19 @@ LIVE_CODE = (*PRODUCT, "benchmarks/live", "benchmarks/sim/profiles", "deploy")
 
 # The options whose values are folders of this machine.
 _FOLDERS = ("--out", "--logs", "--traces")
+LOAD = "load_1min_before"
+"""The name of the fact that is the mean number of programs that ran or waited in the minute before."""
 
 
 def facts(module: str, folders: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
     """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement by `module`.
 
     With them goes the origin of the measured code, in `folders` and in the files that the module imports: digest,
-    commit, and whether the code is that of the commit.
+    commit, and whether the code is that of the commit. Warns on the error output if the machine is overloaded.
     """
     code = depends_on(module, folders)
     origin = origin_of(code)
-    return {
+    found = {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -42,8 +44,41 @@ def facts(module: str, folders: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
         "clean": origin.clean,
         "code": origin.code,
         "code_of": code,
-        "load_1min_before": round(os.getloadavg()[0], 2),
+        LOAD: round(os.getloadavg()[0], 2),
     }
+    load = overload({"machine": found})
+    if load is not None:
+        print(
+            f"WARNING: {load}: other programs share the cores, and times say little. Measure on a quiet machine; a"
+            " result of this one carries the remark",
+            file=sys.stderr,
+        )
+    return found
+
+
+def overload(whole: Mapping[str, Any]) -> str | None:
+    """Returns the highest load before the measurements of a live result, and the cores, as text; None if none was above
+    the cores of its machine, or the result does not say.
+
+    The result has the facts of a machine (`facts`) anywhere in it. A part of a measurement that was resumed has the
+    load before it beside what it found (`benchmarks.live.kept`).
+    """
+    above = [(load, cores) for load, cores in _loads(whole, None) if cores is not None and load > cores]
+    return "load {:.3g} on {} cores before the run".format(*max(above)) if above else None
+
+
+def _loads(whole: Any, cores: int | None) -> Iterator[tuple[float, int | None]]:
+    """Yields each load in JSON data, with the cores of the machine whose facts are with it or above it."""
+    if isinstance(whole, list):
+        for one in whole:
+            yield from _loads(one, cores)
+    elif isinstance(whole, dict):
+        machine = whole.get("machine")
+        cores = whole.get("cores", machine.get("cores") if isinstance(machine, dict) else None) or cores
+        if LOAD in whole:
+            yield whole[LOAD], cores
+        for one in whole.values():
+            yield from _loads(one, cores)
 
 
 def at_the_end(machine: Mapping[str, Any]) -> dict[str, Any] | None:

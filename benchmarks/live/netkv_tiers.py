@@ -24,6 +24,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.live import load, machine
+from benchmarks.live.kept import Parts
 from benchmarks.live.servers import ROOT, Command, ServerError, running
 from benchmarks.live.stats import differences, summarise
 from benchmarks.live.targets import sluice_app
@@ -212,22 +214,30 @@ def scrape(port: int) -> dict[str, float]:
     return found
 
 
-def run(args: argparse.Namespace, folder: Path, rows: list[Row]) -> None:
-    """Measures all cases with all seeds and adds the results to `rows`.
+def run(args: argparse.Namespace, folder: Path, rows: list[Row], kept: Parts) -> None:
+    """Measures all cases with all seeds and adds the results to `rows`. A case is a part of the measurement.
 
     Raises ServerError; `rows` then has what was measured before.
     """
-    cluster, workload = Cluster(), Workload(requests=args.requests)
     for case in CASES:
         if args.only and case.name not in args.only:
             continue
-        with running(application(folder, cluster, case), _say) as server:
-            port = server.command.port
-            warm = dataclasses.replace(workload, requests=workload.warm_up)
-            measure(port, case, warm, WARM_SEED)
-            for seed in args.seeds:
-                rows.append(measure(port, case, workload, seed))
-                _say(_line(rows[-1]))
+        found = kept.once(case.name, partial(_case, args, folder, case), _say)
+        rows += [Row(**row) for row in found["rows"]]
+
+
+def _case(args: argparse.Namespace, folder: Path, case: Scheduler) -> dict[str, Any]:
+    """Measures one case with all seeds on an app of its own; returns its rows."""
+    workload, rows = Workload(requests=args.requests), []
+    with running(application(folder, Cluster(), case), _say) as server:
+        port = server.command.port
+        warm = dataclasses.replace(workload, requests=workload.warm_up)
+        measure(port, case, warm, WARM_SEED)
+        for seed in args.seeds:
+            row = measure(port, case, workload, seed)
+            rows.append(asdict(row))
+            _say(_line(row))
+    return {"rows": rows}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -273,7 +283,7 @@ def write(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> list[P
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 1 when requests failed or a server misbehaved."""
     args = _arguments(argv)
-    facts = {
+    facts: dict[str, Any] = {
         "command": machine.command("benchmarks.live.netkv_tiers", argv),
         "config": {
             "cluster": asdict(Cluster()),
@@ -283,18 +293,21 @@ def main(argv: list[str] | None = None) -> int:
         },
         "machine": machine.facts("benchmarks.live.netkv_tiers"),
     }
+    kept = Parts("netkv_tiers", facts["machine"], facts["config"])
     rows: list[Row] = []
     failed = False
     with tempfile.TemporaryDirectory(prefix="sluice-netkv-") as folder:
         try:
-            run(args, Path(folder), rows)
+            run(args, Path(folder), rows, kept)
         except ServerError as error:
             print(f"ended early: {error}", file=sys.stderr)
             failed = True
     if not rows:
         return 1
     print("\n" + table(rows) + "\n")
-    files = write(rows, facts, Path(args.out))
+    files = write(rows, facts | {"parts": kept.ends()}, Path(args.out))
+    if files and not failed:
+        kept.forget()
     _say("written: " + ", ".join(map(str, files)))
     return 1 if failed or not files or any(row.failures for row in rows) else 0
 

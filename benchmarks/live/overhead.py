@@ -16,15 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.live import measure, profile, targets, wrk
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command, facts
-from benchmarks.live.measure import COMPLETIONS, Measurement, Plan
+from benchmarks.live.measure import COMPLETIONS, Measurement, Plan, TreeState
 from benchmarks.live.report import Results, markdown, summary, write
-from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Command, Server, ServerError, running
 
 TOKENS = 16
 SIM_REQUESTS = {1: 300, 8: 2000, 32: 6000, 128: 8000}
@@ -44,6 +46,9 @@ class Bench:
         self.args = args
         self.folder = folder
         self.results = Results(_config(args), facts("benchmarks.live.overhead"), said)
+        options = {k: v for k, v in self.results.config["argv"].items() if k != "out"}
+        known = self.results.config | {"argv": options, "started_at": None}
+        self.kept = Parts("overhead", self.results.machine, known)
         self.wrk = wrk.find(args.wrk)
         self._start_s = time.monotonic()
         if self.wrk is None:
@@ -55,6 +60,27 @@ class Bench:
     def note(self, text: str) -> None:
         self.results.notes.append(text)
         self.say(text)
+
+    def part(self, name: str, run: Callable[[], None]) -> None:
+        """Measures one target, or takes its results if they are kept. With --profile nothing is kept."""
+        results = self.results
+        cases, trees, notes = len(results.cases), len(results.trees), len(results.notes)
+        if self.args.profile:
+            run()
+            return
+        if self.kept.get(name) is not None:
+            found = self.kept.once(name, dict, self.say)
+            results.cases += [Measurement(**case) for case in found["cases"]]
+            results.trees += [TreeState(**tree) for tree in found["trees"]]
+            results.notes += found["notes"]
+            return
+        run()
+        new = {
+            "cases": [asdict(case) for case in results.cases[cases:]],
+            "trees": [asdict(tree) for tree in results.trees[trees:]],
+            "notes": results.notes[notes:],
+        }
+        self.kept.put(name, new)
 
     def plan(self, concurrency: int, requests: int, max_s: float) -> Plan:
         """Returns the plan of a row of short answers, as large as the options allow."""
@@ -136,27 +162,31 @@ class Bench:
     def vllm(self) -> None:
         """Measures vLLM's own server, then Sluice around the same engine."""
         model_dir, options = targets.model_directory(), targets.EngineOptions()
-        base: dict[int, Measurement] = {}
         apps = [
             targets.bare_engine(options, model_dir),
             targets.sluice_vllm(self.folder, options, disaggregated=False),
             targets.sluice_vllm(self.folder, options, disaggregated=True),
         ]
         for app in apps:
-            self.say(f"{app.name}: starting")
-            with running(app, self.say) as server:
-                self.first_answer(server, targets.MODEL)
-                for concurrency in self.args.concurrency or VLLM_REQUESTS:
-                    plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)
-                    case = self.add(measure.with_python(server, targets.MODEL, plan, self.args.seed))
-                    measure.add_difference(case, base.setdefault(concurrency, case))
-                self.rest(server)
+            self.part(app.name, partial(self.engine, app, apps[0].name))
+
+    def engine(self, app: Command, base: str) -> None:
+        """Measures one server of a real engine, and what it takes beyond the server `base`."""
+        self.say(f"{app.name}: starting")
+        with running(app, self.say) as server:
+            self.first_answer(server, targets.MODEL)
+            for concurrency in self.args.concurrency or VLLM_REQUESTS:
+                plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)
+                case = self.add(measure.with_python(server, targets.MODEL, plan, self.args.seed))
+                same = (one for one in self.results.cases if one.target == base)
+                measure.add_difference(case, next(one for one in same if one.concurrency == concurrency))
+            self.rest(server)
 
     def run(self) -> None:
         """Runs all measurements that the options select."""
         if self.args.only != "vllm":
-            self.floor()
-            self.sim()
+            self.part("floor", self.floor)
+            self.part("sim", self.sim)
         if self.args.only != "sim":
             self.vllm()
 
@@ -167,6 +197,7 @@ class Bench:
         print("\n" + markdown(self.results) + "\n")
         for line in summary(self.results):
             self.say(line)
+        self.results.parts = self.kept.ends()
         name = f"overhead-{self.args.only}" if self.args.only else "overhead"
         files = write(self.results, Path(self.args.out), name)
         self.say("written: " + ", ".join(map(str, files)))
@@ -179,9 +210,10 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with tempfile.TemporaryDirectory(prefix="sluice-overhead-") as folder:
-        bench, status = Bench(args, Path(folder), command("benchmarks.live.overhead", argv)), 1
+        bench, status, whole = Bench(args, Path(folder), command("benchmarks.live.overhead", argv)), 1, False
         try:
             bench.run()
+            whole = True
             status = 1 if any(case.failures for case in bench.results.cases) else 0
         except (ServerError, measure.MeasureError, profile.ProfileError, wrk.WrkError) as error:
             bench.note(f"ended early: {error}")
@@ -190,7 +222,10 @@ def main(argv: list[str] | None = None) -> int:
             status = 130
         finally:
             # The report is also written when the run ended early.
-            status = status if bench.report() else 1
+            written = bench.report()
+            status = status if written else 1
+            if whole and written:
+                bench.kept.forget()
     return status
 
 

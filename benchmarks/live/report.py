@@ -19,7 +19,7 @@ were disturbed.
 
 @dataclass(slots=True)
 class Results:
-    """All measurements of one run. `config` has the options of the command."""
+    """All measurements of one run. `config` has the options of the command, `parts` when each target was measured."""
 
     config: dict[str, Any]
     machine: dict[str, Any]
@@ -28,6 +28,7 @@ class Results:
     trees: list[TreeState] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def find(self, target: str, client: str, concurrency: int, tokens: int, path: str) -> Measurement | None:
         """Returns the measurement of this case, or None where there is none."""

@@ -11,9 +11,12 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.stats import percentile
 from benchmarks.plots import COLOURS, figure, save
+from policies.scaling.starts import StartSteps
 
 ACTIVATION_S = 1.0
 POOL_S = 10.0
+IDLE_SHARE = 0.9
+"""Per cent of a core: half of what an idle sim replica took when issue 14 was written."""
 OVERLAPPED_LESS = 0.35
 PREWARMED_TIMES = 5.0
 
@@ -50,6 +53,8 @@ def scaling_rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     for name in ("warm", "cold"):
         if name in parts:
             yield from _pool(name, parts[name])
+    if "zero" in parts:
+        yield from _zero(parts["zero"])
     for name, found in parts.get("burst", {}).items():
         if isinstance(found, dict):
             yield from _burst(name, found, config["burst"])
@@ -81,9 +86,28 @@ def _pool(name: str, found: Mapping[str, Any]) -> Iterator[Row]:
         met = max(took_s) <= POOL_S and len(took_s) == size
         aim = {"aim": "at most 10 s", "met": met} if name == "warm" else {}
         yield Row(f"{name} pool: order to first text, last engine", None, max(took_s), "s", **aim)
+    if "idle_cores" in found:
+        share = 100.0 * found["idle_cores"]
+        yield Row(
+            f"{name} pool: CPU of an idle replica",
+            None,
+            share,
+            "%",
+            aim="at most 0.9",
+            met=share <= IDLE_SHARE,
+        )
     if "used_bytes" in found:
         yield Row(f"{name} pool: memory of the app", None, found["used_bytes"] / 2**30, "GiB")
     yield Row(f"{name} pool: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
+
+
+def _zero(found: Mapping[str, Any]) -> Iterator[Row]:
+    took_s = found["first_text_s"]
+    yield Row("zero: wakes", None, found["rounds"])
+    if took_s:
+        yield Row("zero: request to first text, p50", None, percentile(took_s, 0.5), "s")
+        yield Row("zero: request to first text, longest", None, max(took_s), "s")
+    yield Row("zero: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
 
 
 def _burst(name: str, found: Mapping[str, Any], burst: Mapping[str, Any]) -> Iterator[Row]:
@@ -126,7 +150,7 @@ def harm(whole: Mapping[str, Any]) -> int:
     """Returns how many requests a result lost, and how many texts differ."""
     parts = whole["parts"]
     found = list(parts.get("activation", {}).get("rounds", []))
-    found += [parts[name] for name in ("warm", "cold", "streams", "switch", "drain") if name in parts]
+    found += [parts[name] for name in ("warm", "cold", "zero", "streams", "switch", "drain") if name in parts]
     found += [one for one in parts.get("burst", {}).values() if isinstance(one, dict)]
     differ = sum(int(one.get("other_texts", 0)) + int(one.get("probes_differ", 0)) for one in found)
     beside = sum(
@@ -185,6 +209,21 @@ def mean_steps(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
             if any(step in one for one in mine)
         }
     return found
+
+
+def start_profiles(runs: Sequence[Mapping[str, Any]]) -> dict[str, StartSteps]:
+    """Returns the mean steps of a start by way, as the simulator takes them; a warm engine does not start."""
+    return {
+        way: StartSteps(
+            steps.get("reserve", 0.0),
+            _process(steps),
+            steps.get("weights", 0.0),
+            steps.get("post-load", 0.0),
+            steps.get("announce", 0.0),
+        )
+        for way, steps in mean_steps(runs).items()
+        if way != "warm"
+    }
 
 
 def _starts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

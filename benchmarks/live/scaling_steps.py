@@ -19,7 +19,8 @@ starts      One colocated engine serves, and a second one is started, and stoppe
               overlapped   as `page cache`, and replica and engine core import at the same time, where the version can
             `page cache` and `cold` are without overlap then. Beside them stands the activation of a warm engine. The
             steps are those of DeepFlow's Table 2, as far as one machine has them (`steps_of`). The packages are in the
-            page cache in all starts, since engines run.
+            page cache in all starts, since engines run. The means are written as profiles of starts for the simulator
+            (`benchmarks.sim.starts`), those of a trial beside its result.
 
 Not measured, because there are none: processes that wait with their imports done (pre-warmed), and weights from a
 running engine (peer). A start has all cores but for an idle engine beside it.
@@ -45,6 +46,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.live import machine as record
@@ -56,6 +58,7 @@ from benchmarks.live.openloop import Planned
 from benchmarks.live.scaling import OUT, App, activated, problems_of
 from benchmarks.live.servers import Server, ServerError, running
 from benchmarks.live.targets import MODEL, EngineOptions, model_directory, sluice_app
+from benchmarks.sim import starts as starts_of_sim
 from benchmarks.steering import HandGiven, has_option
 
 NEAR_TIE = 0.01
@@ -84,11 +87,19 @@ class Setup:
     stream_tokens: tuple[int, int] = (60, 300)
     streams_within_s: float = 20.0
     hold_s: float = 4.0
+    # each of two engines must be seen to hold these; half as many again keep the moment from being missed
     leases: int = 20
     drain_slots: int = 2
     drain_tokens: int = 12
     starts: int = 3
+    # longest wait until an activated engine has got a request
+    routed_s: float = 30.0
     seed: int = 0
+
+    @property
+    def drain_requests(self) -> int:
+        """The requests of the part `drain`, over two prefill engines."""
+        return 3 * self.leases
 
 
 SMALL = Setup(
@@ -151,11 +162,7 @@ def activation_and_switch(setup: Setup, say: Callable[[str], None]) -> dict[str,
     with app(groups, say) as (made, _):
         rounds = []
         for _round in range(setup.rounds):
-            rounds.append(
-                activated(
-                    made, say, 1, setup.clients, setup.tokens, setup.step_s, 60.0, MODEL
-                )
-            )  # fmt: skip
+            rounds.append(activated(made, say, 1, setup.clients, setup.tokens, 60.0, setup.routed_s, MODEL))
             made.fleet.scale({"d": 1})
             made.at_rest({"p active": 1, "d active": 1, "d warm": 1}, 60.0)
             made.fleet.wait_idle()
@@ -239,7 +246,7 @@ def compared(undisturbed: Answer, other: Answer) -> str:
 
 def drain(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     """Stops one of two prefill engines while it holds leases; returns what was lost, repeated and expired."""
-    most = 2 * setup.leases + 8
+    most = setup.drain_requests
     groups = [
         group(setup, "prefill", 2, 2, slots=most, kv_space_gib=max(1.0, setup.kv_space_gib)),
         group(setup, "decode", 1, 1, slots=setup.drain_slots),
@@ -415,6 +422,20 @@ def one_start(made: App, server: Server, way: str, rest: Mapping[str, int]) -> d
     }
 
 
+def write_profiles(runs: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Writes the mean steps of each way to start as a profile for the simulator; returns the files."""
+    written = []
+    for way, steps in report.start_profiles(runs).items():
+        number = sum(run["way"] == way for run in runs)
+        source = (
+            f"measured by benchmarks.live.scaling_steps: the mean of {number} starts of a vLLM engine with {MODEL} on"
+            f" {machine['cores']} cores of {machine['cpu']}, {way}, beside an idle engine; commit {machine['commit']}"
+        )
+        written.append(folder / f"cpu_smollm2_{way.replace(' ', '_')}.yaml")
+        starts_of_sim.dump(written[-1], steps, source)
+    return written
+
+
 def start_ways() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
     """Returns the ways to start that this version has: options of the engines, and the ways that they are started."""
     if not has_option(OVERLAP):
@@ -477,7 +498,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             try:
                 found = kept.put(name, PARTS[name](setup, say))
-            except ServerError as error:
+            except (ServerError, httpx.HTTPError) as error:
                 print(f"scaling_steps, {name}: {error}", file=sys.stderr)
                 return 1
         parts |= {name: found} if name != "fleet" else {key: found[key] for key in ("activation", "switch")}
@@ -493,7 +514,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     kept.forget()
     if "starts" in parts:
-        report.draw(parts["starts"]["runs"], args.out, "steps")
+        runs = parts["starts"]["runs"]
+        report.draw(runs, args.out, "steps")
+        for file in write_profiles(runs, machine, args.out if args.small else starts_of_sim.FOLDER):
+            say(f"wrote {file.name}")
     return 1 if report.harm(result) else 0
 
 

@@ -11,6 +11,7 @@ import http.client
 import os
 import random
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +33,8 @@ STOP_S = 60.0
 HURRY_S = 5.0
 # Seconds that the reaper has (10 of them are its own grace period); then everything is killed.
 REAP_S = 20.0
+ADMIN_KEY = secrets.token_urlsafe(32)
+"""The admin key of every Sluice that this process starts."""
 _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 20_000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -142,6 +146,12 @@ def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
     say(f"{command.name}: stopped, its ports are free")
 
 
+def administrator(port: int, timeout_s: float) -> httpx.Client:
+    """Returns a client that may administer the Sluice on this port, which `running` has started or will start."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout_s, headers=headers)
+
+
 def stop(server: Server, patience_s: float) -> list[str]:
     """Ends the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what remains."""
     try:
@@ -186,7 +196,7 @@ def _start(command: Command, log: Path) -> Server:
         process = subprocess.Popen(
             [sys.executable, str(REAPER), *command.argv],
             cwd=command.cwd,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(command.env),
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "SLUICE_ADMIN_KEYS": ADMIN_KEY} | dict(command.env),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -19,12 +19,10 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks.live.load import Load, LoadResult, body_of, drive
 from benchmarks.live.machine import command as said
 from benchmarks.live.machine import facts, save
-from benchmarks.live.servers import ROOT, Command, ServerError, running
+from benchmarks.live.servers import ROOT, Command, ServerError, administrator, running
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
 OUT = ROOT / "benchmarks" / "results" / "switching"
@@ -65,7 +63,7 @@ class Run:
 
     def __init__(self, command: Command, model: str, connections: int, say: Callable[[str], None]) -> None:
         self.model, self.connections, self.say = model, connections, say
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{command.port}", timeout=120)
+        self.client = administrator(command.port, 120.0)
         self.port = command.port
         self.rows: list[dict[str, Any]] = []
         self.problems: list[str] = []

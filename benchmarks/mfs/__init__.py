@@ -11,8 +11,9 @@ the link by in shared memory. Prompts are cached on the prefill engine, so a pre
 requests contend for the network alone. Requests arrive as a Poisson process. Tight ones have short prompts and loose
 ones long prompts; each class must have its first token within a multiple of what it takes alone.
 
-    python -m benchmarks.mfs            (make bench-mfs)
+    python -m benchmarks.mfs                 (make bench-mfs)
+    python -m benchmarks.mfs --setup sim     (the flows of all three stages, on 16 sim engines with one hot sender)
 
 Modules: `workload` (which requests arrive when), `link` (hosts and cable), `engines` (processes on them), `drive` (the
-client), `report` (figures, table and plot), `__main__` (the command).
+client), `reports` (what the flow agent says), `report` (figures, table and plot), `__main__` (the command).
 """

@@ -6,8 +6,12 @@ First, requests alone tell what the link carries and how long each class takes b
 that, and are the same for all policies. Then each run starts the engines for each policy, in another order each time,
 and sends the same requests. Finished parts are kept, and the same command goes on after an interruption.
 
+A run in which more than 1 % of the flows moved without a permit says nothing about its policy: the table calls it
+invalid, no aim is judged by it, the command ends with 1, and the same command measures it again.
+
 The setup `link` needs root, for network namespaces, and `tc`; without them it says so and ends with 2. The setup `sim`
-has 16 sim engines on this machine: one sends to all others over one simulated link, and nothing computes.
+has 16 sim engines on this machine, of which one sends to all others over two simulated links; each load is measured
+with lent prefixes and without (`engines`).
 """
 
 import argparse
@@ -39,16 +43,22 @@ from benchmarks.mfs.engines import (
     StartError,
     running,
 )
-from benchmarks.mfs.workload import KINDS, Arrival, Kind, Workload, arrivals, rate
+from benchmarks.mfs.reports import Reports
+from benchmarks.mfs.workload import BLOCK_TOKENS, KINDS, Arrival, Kind, Workload, arrivals, rate
 from benchmarks.results_io import write_text
 
 MODULE = "benchmarks.mfs.__main__"
 CODE = (*LIVE_CODE, "benchmarks/hosts", "benchmarks/mfs")
 OUT = ROOT / "benchmarks" / "results" / "mfs"
+COLD_SHARE = 0.5
+"""Share of the requests of the setup `sim` that go to prefill engines without the prefix."""
 LONE = 8
 """Requests of each class that are sent alone, over all decode engines, to learn what the link carries."""
 FIRST_LONE = 1_000
 """Number of the first fresh prompt; those before it warm the engines up."""
+
+FIRST_COLD = 900
+"""Number of the first fresh prompt that warms a prefill engine up beside the first one."""
 
 HELD_MS = 5.0
 """Shortest hold that a policy makes: the reading thread's own polls and the way to the agent take less."""
@@ -70,6 +80,26 @@ class Plan:
     workload: Workload
     sizes: Sizes
 
+    @property
+    def forms(self) -> tuple[bool, ...]:
+        """Whether prefixes are lent: in both ways where there is somebody to lend them to."""
+        return (True, False) if self.sizes.others else (True,)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One cell of the measurement."""
+
+    policy: str
+    run: int
+    load: float
+    lends: bool
+
+    @property
+    def name(self) -> str:
+        """The name under which the cell is kept."""
+        return f"{self.policy}, run {self.run}, load {self.load:g}{'' if self.lends else ', stage 1 off'}"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, 1 if something failed, or 2 where the link cannot be made."""
@@ -84,9 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         loads=tuple(args.loads),
         runs=args.runs,
         bits_per_s=round(args.mbit * 1e6),
-        workload=Workload(requests=args.requests, fresh=not on_link),
+        workload=Workload(
+            requests=args.requests, fresh=not on_link, cold_share=0.0 if on_link else COLD_SHARE
+        ),
         sizes=Sizes(
-            decodes=2 if on_link else 15,
+            decodes=2 if on_link else 10,
+            others=0 if on_link else 5,
+            silent_s=args.silent_ms / 1e3,
             prefill_kv_gib=args.prefill_kv_gib,
             decode_kv_gib=args.decode_kv_gib,
             bytes_per_s=args.mbit * 1e6 / 8,
@@ -124,7 +158,7 @@ class Bench:
     say: Callable[[str], None]
 
     def measure(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Returns what lone requests told, and the cells of all policies, runs and loads."""
+        """Returns what lone requests told, and the cells of all policies, runs, loads and forms."""
         plan, parts = self.plan, self.parts
         lone = parts.get("lone")
         if lone is None:
@@ -137,49 +171,59 @@ class Bench:
             # in another order each time, so that no policy is always the first or the last
             turned = plan.policies[run % len(plan.policies) :] + plan.policies[: run % len(plan.policies)]
             for policy in turned:
-                names = {load: f"{policy}, run {run}, load {load:g}" for load in plan.loads}
-                if any(parts.get(name) is None for name in names.values()):
+                cases = [Case(policy, run, load, lends) for load in plan.loads for lends in plan.forms]
+                if any(self._is_due(case) for case in cases):
                     folder = self.folder / f"{policy}-{run}"
                     with running(self.setup, folder, policy, plan.sizes, self.say) as engines:
                         client = Client(engines, plan.workload, promises)
-                        asyncio.run(self._loads(client, lone, promises, policy, run, names))
-                cells += [
-                    {"policy": policy, "run": run, "load": load, **(parts.get(name) or {})}
-                    for load, name in names.items()
-                ]
+                        asyncio.run(self._cases(client, Reports(engines.router), lone, promises, cases))
+                cells += [{**asdict(case), **(parts.get(case.name) or {})} for case in cases]
         return lone, cells
 
+    def _is_due(self, case: Case) -> bool:
+        """Whether a cell has not been measured, or only in a way that says nothing about its policy."""
+        found = self.parts.get(case.name)
+        return found is None or report.invalid(found) != ""
+
     async def _warm(self, client: Client) -> None:
-        """Has the prefill engine cache every prompt of the pool, and every decode engine read from it. Raises
-        BadRunError.
+        """Has the first prefill engine cache every prompt of the pool, every decode engine read from it, and every
+        other prefill engine borrow from it. Raises BadRunError.
         """
         workload, decodes = self.plan.workload, self.plan.sizes.decodes
         sizes = {"tight": workload.tight_prompts, "loose": workload.loose_prompts}
-        asks = [
-            await client.alone(Arrival(0.0, kind, place, place % decodes))
+        warming = [
+            Arrival(0.0, kind, place, place % decodes)
             for kind in KINDS
             for place in range(max(decodes, sizes[kind]))
         ]
-        _check(asks)
+        for other in range(1, 1 + self.plan.sizes.others):
+            warming += [Arrival(0.0, kind, FIRST_COLD + other, other % decodes, other) for kind in KINDS]
+        _check([await client.alone(arrival) for arrival in warming])
 
     async def _alone(self, client: Client) -> dict[str, Any]:
-        """Returns the bandwidth of loose reads without others, bytes a token, and the medians of both classes' times in
-        seconds.
+        """Returns the bandwidth of loose reads without others, and the medians of both classes' bytes and times in
+        seconds. Requests go to the first prefill engine.
+
+        The bandwidth is that of the time in which bytes moved: the engines' steps before and after them add to the time
+        of a read, but others use the link meanwhile.
         """
         await client.connect()
         await self._warm(client)
         workload, decodes = self.plan.workload, self.plan.sizes.decodes
         first = FIRST_LONE if workload.fresh else 0
-        asks = {
-            kind: [await client.alone(Arrival(0.0, kind, first + n, n % decodes)) for n in range(LONE)]
-            for kind in KINDS
-        }
+        lone = {kind: [Arrival(0.0, kind, first + n, n % decodes) for n in range(LONE)] for kind in KINDS}
+        for arrivals_of in lone.values():
+            await self._fill(client, arrivals_of)
+        asks = {kind: [await client.alone(arrival) for arrival in lone[kind]] for kind in KINDS}
         client.close()
         for own in asks.values():
             _check(own)
         return {
-            "bytes_per_s": statistics.median(ask.bytes / _read_s(ask) for ask in asks["loose"]),
-            "token_bytes": statistics.median(ask.bytes / workload.loose_tokens for ask in asks["loose"]),
+            "bytes_per_s": statistics.median(ask.bytes / ask.busy_s for ask in asks["loose"]),
+            "bytes": {kind: statistics.median(ask.bytes for ask in own) for kind, own in asks.items()},
+            "prefill_s": {
+                kind: round(_median(own, "prefilled_s", "sent_s"), 4) for kind, own in asks.items()
+            },
             "ttft_s": {kind: round(_median(own, "first_s", "sent_s"), 4) for kind, own in asks.items()},
             "transfer_s": {
                 kind: round(_median(own, "admitted_s", "reading_s"), 4) for kind, own in asks.items()
@@ -189,31 +233,63 @@ class Bench:
             },
         }
 
-    async def _loads(
+    async def _fill(self, client: Client, requests: Sequence[Arrival]) -> None:
+        """Has the first prefill engine cache the prefixes of fresh prompts; those of a pool are cached already."""
+        if self.plan.workload.fresh:
+            failed = [ask.failed for ask in await client.fill(requests) if ask.failed is not None]
+            if failed:
+                raise BadRunError(f"{len(failed)} prefixes could not be computed: {failed[0]}")
+
+    async def _cases(
         self,
         client: Client,
+        reports: Reports,
         lone: Mapping[str, Any],
         promises: Mapping[Kind, Promise],
-        policy: str,
-        run: int,
-        names: Mapping[float, str],
+        cases: Sequence[Case],
     ) -> None:
-        plan = self.plan
+        """Measures those of the cases that are due, all of one policy. Raises BadRunError and ConnectionError."""
+        await reports.start()
         await client.connect()
         await self._warm(client)
-        for place, (load, name) in enumerate(names.items()):
-            if self.parts.get(name) is not None:
-                continue
-            per_s = rate(plan.workload, load, lone["bytes_per_s"], lone["token_bytes"])
-            first_fresh = FIRST_LONE + LONE + place * plan.workload.requests
-            before = self._received_bytes()
-            asks = await client.run(arrivals(plan.workload, per_s, plan.sizes.decodes, run, first_fresh))
-            cell = report.cell(asks, promises, self._received_bytes() - before)
-            _check_read(plan, policy, cell)
-            self.parts.put(name, cell)
-            tight, failures = cell["tight"], cell["failures"] or "none"
-            self.say(f"{name}: {tight['in_time']} of {tight['requests']} tight in time, failures {failures}")
+        for place, case in enumerate(cases):
+            if self._is_due(case):
+                cell = await self._case(client, reports, lone, promises, case, place)
+                tight, failures = cell["tight"], cell["failures"] or "none"
+                why = report.invalid(cell)
+                self.say(
+                    f"{case.name}: {tight['in_time']} of {tight['requests']} tight in time, failures {failures}"
+                    + (f"; invalid: {why}" if why else "")
+                )
         client.close()
+        reports.stop()
+
+    async def _case(
+        self,
+        client: Client,
+        reports: Reports,
+        lone: Mapping[str, Any],
+        promises: Mapping[Kind, Promise],
+        case: Case,
+        place: int,
+    ) -> dict[str, Any]:
+        """Measures and keeps one cell, the `place`-th of its policy."""
+        plan, sizes = self.plan, self.plan.sizes
+        sent = {kind: lone["bytes"][kind] * self.setup.sent_share(plan.workload, kind) for kind in KINDS}
+        per_s = rate(plan.workload, case.load, self.setup.ports * lone["bytes_per_s"], sent)
+        first_fresh = FIRST_LONE + LONE + place * plan.workload.requests
+        requests = arrivals(plan.workload, per_s, sizes.decodes, case.run, first_fresh, sizes.others)
+        await self._fill(client, requests)
+        # what warmed the engines up does not count
+        await reports.taken()
+        client.lends, before = case.lends, self._received_bytes()
+        asks = await client.run(requests)
+        received = self._received_bytes() - before
+        flows, lost = await reports.taken()
+        permits = None if case.policy == UNSCHEDULED else flows
+        cell = report.cell(asks, promises, received, permits, lost)
+        _check_read(plan, case, cell)
+        return self.parts.put(case.name, cell)
 
     def _received_bytes(self) -> int:
         return 0 if self.pair is None else self.pair.received_bytes()
@@ -227,12 +303,6 @@ def _median(asks: Sequence[Ask], end: str, begin: str) -> float:
     return statistics.median(getattr(ask, end) - getattr(ask, begin) for ask in asks)
 
 
-def _read_s(ask: Ask) -> float:
-    assert ask.admitted_s is not None
-    assert ask.reading_s is not None
-    return ask.admitted_s - ask.reading_s
-
-
 def _check(asks: Sequence[Ask]) -> None:
     """Raises BadRunError unless all these requests, sent alone, were read over the link and answered."""
     for ask in asks:
@@ -240,21 +310,21 @@ def _check(asks: Sequence[Ask]) -> None:
             raise BadRunError(f"{ask.attempt_id}, sent alone: failed {ask.failed}, read {ask.bytes} bytes")
 
 
-def _check_read(plan: Plan, policy: str, cell: Mapping[str, Any]) -> None:
+def _check_read(plan: Plan, case: Case, cell: Mapping[str, Any]) -> None:
     """Raises BadRunError where prompts were not cached, the KV went another way than over the link, or reads were held
     without a policy, or none of them with one: then the policy did not decide.
     """
     if plan.setup == "link":
         _check_link(plan, cell)
     held = sum(value > HELD_MS for kind in KINDS for value in cell[kind]["held_ms"])
-    if (held > 0) != (policy != UNSCHEDULED):
-        raise BadRunError(f"{policy}: {held} reads were held back; see the agent's log")
+    if (held > 0) != (case.policy != UNSCHEDULED):
+        raise BadRunError(f"{case.name}: {held} reads were held back; see the agent's log")
 
 
 def _check_link(plan: Plan, cell: Mapping[str, Any]) -> None:
     for kind in KINDS:
-        # the last token of a prompt is always computed, and with it at most a block of others
-        if cell[kind]["least_cached_tokens"] < plan.workload.tokens(kind) / 2:
+        # the last token of a prompt is always computed, and with it those of its block
+        if cell[kind]["least_cached_tokens"] < plan.workload.tokens(kind) - BLOCK_TOKENS:
             raise BadRunError(f"{kind} prompts were not cached ({cell[kind]['least_cached_tokens']} tokens)")
     read_mb = sum(cell[kind]["read_mb"] for kind in KINDS)
     if cell["wire_mb"] < read_mb:
@@ -270,8 +340,10 @@ def _finish(
     parts: Parts,
     out: Path,
 ) -> int:
-    """Prints the table, and writes result, table and plot."""
-    found = report.rows(cells)
+    """Prints the table, and writes result, table and plot. Returns 1 if a request failed or a cell is invalid, else 0;
+    the valid cells are then kept, so that the same command measures the others again.
+    """
+    found = report.rows(cells, lone["bytes_per_s"] if plan.setup == "link" else None)
     reached = report.aims(found)
     text = report.table(found, reached)
     print("\n" + text)
@@ -288,6 +360,9 @@ def _finish(
         return 1
     write_text(out / f"{plan.setup}.md", text)
     report.plot(cells, out, plan.setup)
+    if any(row.invalid for row in found):
+        print("benchmarks.mfs: some rows are invalid; the same command measures them again", file=sys.stderr)
+        return 1
     parts.forget()
     return 1 if any(cell["failures"] for cell in cells) else 0
 
@@ -318,6 +393,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=default.requests, help="requests a run (%(default)s)")
     parser.add_argument(
         "--mbit", type=float, default=400.0, help="bandwidth of the link in Mbit/s (%(default)s)"
+    )
+    parser.add_argument(
+        "--silent-ms",
+        type=float,
+        default=1e3 * sizes.silent_s,
+        help="silence of the agent after which held reads go on without it (%(default)s)",
     )
     parser.add_argument(
         "--prefill-kv-gib", type=float, default=sizes.prefill_kv_gib, help="default: %(default)s"

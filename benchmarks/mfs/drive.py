@@ -1,8 +1,10 @@
-"""The client of one run: it sends each request to the prefill engine, its KV's handle to the decode engine, and notes
+"""The client of one run: it sends each request to its prefill engine, its KV's handle to the decode engine, and notes
 when what came.
 
 It stands for ingress and router: it says to the decode engine how long the KV may take, which is what is left of the
-TTFT that the request's class is promised, less the time from the KV to the first token.
+TTFT that the request's class is promised, less the time from the KV to the first token. While it `lends`, the first
+prefill engine lends the prefix of a request that goes to another one: it computes the prefix and one token more, nearly
+all of which it has, and the other engine gets the handle (MFS stage 1). Else the other engine computes all of it.
 """
 
 import asyncio
@@ -11,10 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import Admitted, Decode, Failed, Message, Prefill, PrefillDone, Reading, Tokens
+from actors.wire.messages import (
+    Admitted,
+    Decode,
+    Failed,
+    Message,
+    Prefill,
+    PrefillDone,
+    Reading,
+    ReleaseKV,
+    Tokens,
+)
 from actors.wire.sockets import connect
 from benchmarks.mfs.engines import SECRET, Running
 from benchmarks.mfs.workload import Arrival, Kind, Workload
+from policies.request.attempts import attempt_id_of
 
 TIMEOUT_S = 300.0
 PARAMS = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
@@ -30,11 +43,15 @@ class Promise:
 
 @dataclass(slots=True)
 class Ask:
-    """One request and the times of its stages, in seconds on this process's monotonic clock."""
+    """One request and the times of its stages, in seconds on this process's monotonic clock. One that only `fills` a
+    cache ends with its prefill.
+    """
 
     arrival: Arrival
     attempt_id: str
     sent_s: float
+    fills: bool = False
+    lent_s: float | None = None
     prefilled_s: float | None = None
     asked_s: float | None = None
     reading_s: float | None = None
@@ -56,9 +73,11 @@ class Client:
         self._workload = workload
         self._promises = promises
         self._asks: dict[str, Ask] = {}
-        self._prefill: Channel
+        self._prefills: list[Channel] = []
         self._decodes: list[Channel] = []
         self._count = 0
+        self.lends = True
+        """Whether prefixes are lent. It changes between runs only."""
 
     async def connect(self) -> None:
         """Connects to all engines. Raises ConnectionError."""
@@ -67,12 +86,12 @@ class Client:
         async def channel(address: str) -> Channel:
             return await connect((address,), lambda: Channel(me, self._on_message, on_close=self._on_close))
 
-        self._prefill = await channel(self._engines.prefill)
+        self._prefills = [await channel(address) for address in self._engines.prefills]
         self._decodes = [await channel(address) for address in self._engines.decodes]
 
     def close(self) -> None:
         """Ends the connections; the engines end what is under way."""
-        for channel in (self._prefill, *self._decodes):
+        for channel in (*self._prefills, *self._decodes):
             channel.close()
 
     async def run(self, arrivals: Sequence[Arrival]) -> list[Ask]:
@@ -85,6 +104,15 @@ class Client:
             await ask.ended.wait()
         return asks
 
+    async def fill(self, arrivals: Sequence[Arrival]) -> list[Ask]:
+        """Has the first prefill engine compute the prefixes of these requests, and waits until its cache has them."""
+        asks = [self._new(arrival, fills=True) for arrival in arrivals]
+        for ask in asks:
+            self._send(0, ask, self._head(ask, 0))
+        for ask in asks:
+            await ask.ended.wait()
+        return asks
+
     async def alone(self, arrival: Arrival) -> Ask:
         """Sends one request and waits for its end."""
         ask = self.send(arrival)
@@ -92,15 +120,30 @@ class Client:
         return ask
 
     def send(self, arrival: Arrival) -> Ask:
-        """Sends a request's prompt to the prefill engine."""
-        self._count += 1
-        ask = Ask(arrival, f"{arrival.kind}-{self._count}", time.monotonic())
-        self._asks[ask.attempt_id] = ask
-        self._prefill.send(Prefill(ask.attempt_id, self._tokens(ask), PARAMS, TIMEOUT_S))
+        """Sends a request's prompt to its prefill engine, or first its prefix to the one that lends it."""
+        ask = self._new(arrival)
+        if arrival.prefill and self.lends:
+            self._send(0, ask, self._head(ask, 1))
+        else:
+            self._send(arrival.prefill, ask, self._tokens(ask))
         return ask
+
+    def _new(self, arrival: Arrival, fills: bool = False) -> Ask:
+        self._count += 1
+        # engines take what stands before the number for the request's id
+        ask = Ask(arrival, attempt_id_of(f"{arrival.kind}{self._count}", 0), time.monotonic(), fills)
+        self._asks[ask.attempt_id] = ask
+        return ask
+
+    def _send(self, engine: int, ask: Ask, tokens: list[int], prefix: bytes | None = None) -> None:
+        self._prefills[engine].send(Prefill(ask.attempt_id, tokens, PARAMS, TIMEOUT_S, prefix=prefix))
 
     def _tokens(self, ask: Ask) -> list[int]:
         return self._workload.prompt(ask.arrival.kind, ask.arrival.prompt)
+
+    def _head(self, ask: Ask, more: int) -> list[int]:
+        """Returns the prefix of a request's prompt and as many `more` tokens."""
+        return self._tokens(ask)[: self._workload.prefix_tokens(ask.arrival.kind) + more]
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         now_s = time.monotonic()
@@ -110,6 +153,12 @@ class Client:
             return
         ask = self._asks.get(getattr(message, "attempt_id", ""))
         match message:
+            case PrefillDone() if ask is not None and ask.fills:
+                channel.send(ReleaseKV(ask.attempt_id))
+                self._end(ask, None)
+            case PrefillDone() if ask is not None and channel is not self._prefills[ask.arrival.prefill]:
+                ask.lent_s = now_s
+                self._send(ask.arrival.prefill, ask, self._tokens(ask), message.handle)
             case PrefillDone() if ask is not None:
                 ask.prefilled_s, ask.cached_tokens = now_s, message.cached_tokens
                 self._decode(ask, message.handle)

@@ -1,7 +1,12 @@
-"""The processes of a run: one prefill engine, the decode engines, and the flow agent where reads are scheduled.
+"""The processes of a run: prefill engines, decode engines, and the flow agent where reads are scheduled.
 
-`OnLink` has vLLM engines on the two hosts of `link`. `OneMachine` has sim engines on this machine: one prefill engine
-that sends to all others over one simulated link, which its transfers share.
+`OnLink` has vLLM engines on the two hosts of `link`: one prefill engine, and decode engines whose reads are all that
+moves (MFS stage 3).
+
+`OneMachine` has sim engines on this machine, with the flows of all stages. Each lies on nodes of its own. The first
+prefill engine, on two nodes, is the hot sender: it holds the head of every prompt and computes in no time. Over its two
+links it lends prefixes to the other prefill engines (stage 1), exchanges activations between its nodes (stage 2), and
+sends KV to the decode engines (stage 3). The other prefill engines compute, and have links of their own.
 """
 
 import contextlib
@@ -19,9 +24,11 @@ import psutil
 
 from actors.engine.cores import divide_cores, usable_cores
 from benchmarks.checkout import ROOT
-from benchmarks.hosts.network import Host
+from benchmarks.hosts.network import TMP_PATH, Host
 from benchmarks.live.targets import model_directory
 from benchmarks.mfs.link import DEVICE, Pair
+from benchmarks.mfs.workload import BLOCK_TOKENS, Kind, Workload
+from policies.engine_model.timing import PROFILES
 
 UNSCHEDULED = "unscheduled"
 SECRET = "a secret of the benchmark's"
@@ -40,6 +47,26 @@ With U = 4 Q_1 is 1, and a read comes there only when it needs all of it.
 START_S = 600.0
 END_S = 60.0
 
+SIM_BLOCK_TOKENS = 16
+"""Tokens of a block of a sim engine. Prefixes are whole blocks of vLLM's size, and so of this one."""
+
+LAYER_GROUPS = 4
+COLLECTIVE_SHARE = 0.25
+"""Bytes that a prompt token's activations take in all collectives of its prefill, as a share of its KV. ASSUMPTION: a
+model whose collectives move less than its KV; with more of them the sender's links carry little else."""
+
+COMPUTE_SHARE = 2.0
+"""Time in which a sim engine computes a prompt token, as a multiple of that in which its KV is read over an idle link.
+ASSUMPTION: prefixes are lent because that is faster than to compute them, which it is by this factor with nobody else
+at the lender's link."""
+
+STEP_BASE_S = 0.010
+"""Time of a step of a sim engine that computes prompts, beside their tokens. ASSUMPTION."""
+
+STAGES_STALL_S = 240.0
+"""Silence of a sim engine's steps that counts as a stall, of which half is the longest hold of a flow within a step: a
+prefix may wait for longer than by default behind the deadlines of others, and that is what is measured."""
+
 
 class StartError(Exception):
     """A process did not start. The message has the end of its log."""
@@ -47,42 +74,70 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers and sizes of the engines. A decode engine reads at most `slots` prompts at once.
+    """Numbers and sizes of the engines: `decodes` decode engines, and `others` prefill engines beside the first one. A
+    decode engine reads at most `slots` prompts at once.
 
-    `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s` are those of vLLM engines; `bytes_per_s` is the bandwidth of
-    the sim engines' link; `arbiter` has fields of the agent's `ArbiterConfig`.
+    Two thirds of `lease_s` are the longest hold of a read. Above the link's capacity a read that cannot be in time
+    waits until all others have ended, which is the end of the run. `silent_s` is for how long the agent may be silent
+    before held reads go on without it: the engines keep all cores busy, and with an engine's default of 20 ms more than
+    half of the reads went on so (make bench-permits sweeps it). `prefill_kv_gib`, `decode_kv_gib` and `read_timeout_s`
+    are those of vLLM engines; `bytes_per_s` is the bandwidth of the sim engines' links; `arbiter` has fields of the
+    agent's `ArbiterConfig`.
     """
 
     decodes: int = 2
+    others: int = 0
     slots: int = 32
     max_model_len: int = 2_048
-    lease_s: int = 60
+    lease_s: int = 300
+    silent_s: float = 0.5
     prefill_kv_gib: float = 4.0
     decode_kv_gib: float = 2.0
     read_timeout_s: float = 300.0
     bytes_per_s: float = 50e6
     arbiter: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def prefills(self) -> tuple[str, ...]:
+        """The names of the prefill engines, the sender first."""
+        return tuple(f"prefill-{n}" for n in range(1 + self.others))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all engines, prefill engines first."""
+        return (*self.prefills, *(f"decode-{n}" for n in range(self.decodes)))
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The addresses of the engines, and what each printed when it was ready."""
+    """The addresses of the engines, and that at which the agent looks for a router ("": there is no agent)."""
 
-    prefill: str
+    prefills: tuple[str, ...]
     decodes: tuple[str, ...]
-    ready: tuple[dict[str, Any], ...]
+    router: str = ""
 
 
 class Setup(Protocol):
-    """Where processes run, and with what options."""
+    """Where processes run, and with what options. `nodes` are the names of the nodes at the agent, and `ports` is how
+    many of them are the sender's.
+    """
 
     kind: str
+    ports: int
 
-    def start(self, node: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-        """Starts a command on the node `prefill` or `decode`."""
+    @property
+    def nodes(self) -> tuple[str, ...]: ...
 
-    def options(self, role: str, number: int, agent: str) -> dict[str, Any]:
-        """Returns the options of the engine `number` (0 is the prefill engine) of this role."""
+    def start(self, role: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+        """Starts a command where the engines of a role are."""
+
+    def options(self, name: str, agent: str) -> dict[str, Any]:
+        """Returns the options of the engine of this name."""
+
+    def sent_share(self, workload: Workload, kind: Kind) -> float:
+        """Returns the bytes that a request of a class takes from the sender's links on average, as a share of its
+        prompt's KV. Prefixes are lent.
+        """
 
     def end(self) -> None:
         """Ends all processes, and waits until they have gone."""
@@ -95,35 +150,51 @@ class OnLink:
     pair: Pair
     sizes: Sizes
     kind: str = "vllm"
+    ports: int = 1
     model: str = field(default_factory=model_directory)
 
-    def start(self, node: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-        host = self._host(node)
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return ("decode", "prefill")
+
+    def start(self, role: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+        host = self._host(role)
+        # a folder of the host's own: what a killed engine leaves there ends with the host
         env = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE, "VLLM_HOST_IP": str(host.address)}
+        env["TMPDIR"] = str(TMP_PATH)
         with log.open("wb") as opened:
             return host.start(command, opened, _environment(env))
 
-    def options(self, role: str, number: int, agent: str) -> dict[str, Any]:
-        cores = _cores(1 + self.sizes.decodes)[number]
-        return engine_options(role, str(self._host(role).address), self.model, self.sizes, cores, agent)
+    def options(self, name: str, agent: str) -> dict[str, Any]:
+        cores = _cores(len(self.sizes.names))[self.sizes.names.index(name)]
+        host = self._host(_role(name))
+        return engine_options(_role(name), str(host.address), self.model, self.sizes, cores, agent)
+
+    def sent_share(self, workload: Workload, kind: Kind) -> float:
+        return 1.0
 
     def end(self) -> None:
         for host in (self.pair.prefill, self.pair.decode):
             _kill(host.processes())
 
-    def _host(self, node: str) -> Host:
-        return self.pair.prefill if node == "prefill" else self.pair.decode
+    def _host(self, role: str) -> Host:
+        return self.pair.prefill if role == "prefill" else self.pair.decode
 
 
 @dataclass
 class OneMachine:
-    """Sim engines on this machine; none computes."""
+    """Sim engines on this machine."""
 
     sizes: Sizes
     kind: str = "sim"
+    ports: int = 2
     started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
-    def start(self, node: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return sim_nodes(self.sizes)
+
+    def start(self, role: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
         with log.open("wb") as opened:
             process = subprocess.Popen(
                 command,
@@ -136,8 +207,13 @@ class OneMachine:
         self.started.append(process)
         return process
 
-    def options(self, role: str, number: int, agent: str) -> dict[str, Any]:
-        return sim_options(role, self.sizes, agent)
+    def options(self, name: str, agent: str) -> dict[str, Any]:
+        return sim_options(name, self.sizes, agent)
+
+    def sent_share(self, workload: Workload, kind: Kind) -> float:
+        prefix = workload.prefix_tokens(kind) / workload.tokens(kind)
+        hot = 1.0 + COLLECTIVE_SHARE * (1.0 - prefix)
+        return (1.0 - workload.cold_share) * hot + workload.cold_share * prefix
 
     def end(self) -> None:
         _kill([psutil.Process(process.pid) for process in self.started if process.poll() is None])
@@ -156,28 +232,30 @@ def running(
     Raises StartError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = ["prefill-0", *(f"decode-{n}" for n in range(sizes.decodes))]
     begun_s = time.monotonic()
+    router = "" if policy == UNSCHEDULED else f"unix:{folder}/router.sock"
     try:
-        agent = (
-            ""
-            if policy == UNSCHEDULED
-            else _agent(setup, folder, {**AGENTS[policy], "arbiter": sizes.arbiter})
-        )
+        agent = _agent(setup, folder, router, {**AGENTS[policy], "arbiter": sizes.arbiter}) if router else ""
         started = []
-        for number, name in enumerate(names):
-            role = name.partition("-")[0]
-            command = [sys.executable, "-m", "actors.engine.host", "--kind", setup.kind, "--role", role]
-            command += ["--id", name, "--listen", f"unix:{folder}/{name}.sock"]
-            command += ["--config", json.dumps(setup.options(role, number, agent))]
-            started.append(setup.start(role, command, folder / f"{name}.log"))
-        ready = [
+        for name in sizes.names:
+            command = [
+                sys.executable,
+                "-m",
+                "actors.engine.host",
+                "--kind",
+                setup.kind,
+                "--role",
+                _role(name),
+            ]
+            command += ["--id", name, "--listen", _address(folder, name)]
+            command += ["--config", json.dumps(setup.options(name, agent))]
+            started.append(setup.start(_role(name), command, folder / f"{name}.log"))
+        for name, process in zip(sizes.names, started, strict=True):
             _wait_line(folder / f"{name}.log", "ready ", process)
-            for name, process in zip(names, started, strict=True)
-        ]
-        say(f"{policy}: {len(names)} engines are ready after {time.monotonic() - begun_s:.0f} s")
-        addresses = [f"unix:{folder}/{name}.sock" for name in names]
-        yield Running(addresses[0], tuple(addresses[1:]), tuple(json.loads(line) for line in ready))
+        say(f"{policy}: {len(started)} engines are ready after {time.monotonic() - begun_s:.0f} s")
+        addresses = [_address(folder, name) for name in sizes.names]
+        count = len(sizes.prefills)
+        yield Running(tuple(addresses[:count]), tuple(addresses[count:]), router)
     finally:
         setup.end()
 
@@ -194,34 +272,70 @@ def engine_options(
         "dtype": "float32",
         "slots": sizes.slots,
         "max_model_len": sizes.max_model_len,
+        "block_size_tokens": BLOCK_TOKENS,
         "kv_space_gib": sizes.prefill_kv_gib if prefill else sizes.decode_kv_gib,
         "lease_s": sizes.lease_s,
         "side_channel_host": address,
         "cores": list(cores),
-        "connector_args": {
-            "flow_node": role,
-            "flow_agent": "" if prefill else agent,
-            # a queue behind slow reads is what is measured here, and no fault
-            "read_timeout_s": sizes.read_timeout_s,
-        },
+        "flow_node": role,
+        "flow_agent": "" if prefill else agent,
+        "flow_silent_s": sizes.silent_s,
+        # a queue behind slow reads is what is measured here, and no fault
+        "connector_args": {"read_timeout_s": sizes.read_timeout_s},
         # a cached prompt would not be read; only the prefill engine keeps prompts
         "engine_args": {"enable_prefix_caching": prefill},
     }
 
 
-def sim_options(role: str, sizes: Sizes, agent: str = "") -> dict[str, Any]:
-    """Returns the options of a sim engine: steps of a millisecond, and one link from the prefill engine to all."""
+def sim_options(name: str, sizes: Sizes, agent: str = "") -> dict[str, Any]:
+    """Returns the options of a sim engine: a decode engine's steps take a millisecond, and each node of a prefill
+    engine has one link, to all engines.
+    """
     link = {"bandwidth_bytes_per_s": sizes.bytes_per_s, "latency_s": 1e-3}
-    return {
+    token_bytes = PROFILES["tick_1ms"].kv_bytes_per_token
+    options: dict[str, Any] = {
         "profile": "tick_1ms",
         "slots": sizes.slots,
         "max_model_len": sizes.max_model_len,
+        "block_size_tokens": SIM_BLOCK_TOKENS,
+        "kv_blocks": 65_536,
         "lease_s": float(sizes.lease_s),
         "pull_timeout_s": sizes.read_timeout_s,
-        "links": {"decode-*": link} if role == "prefill" else {},
-        "flow_node": role,
-        "flow_agent": "" if role == "prefill" else agent,
+        "stall_s": STAGES_STALL_S,
+        "timing": {"transfer_bandwidth_bytes_per_s": sizes.bytes_per_s},
+        "flow_node": name,
+        "flow_agent": agent,
+        "flow_silent_s": sizes.silent_s,
     }
+    if _role(name) == "prefill":
+        hot = name == sizes.prefills[0]
+        token_s = 0.0 if hot else COMPUTE_SHARE * token_bytes / sizes.bytes_per_s
+        options["timing"] |= {"prefill_base_s": STEP_BASE_S, "prefill_per_token_s": token_s}
+        options |= {
+            "links": {"*": link},
+            "span": {_second_node(name): ""},
+            "layer_groups": LAYER_GROUPS,
+            # the option counts the bytes of one group
+            "collective_bytes_per_token": COLLECTIVE_SHARE * token_bytes / LAYER_GROUPS,
+        }
+    return options
+
+
+def sim_nodes(sizes: Sizes) -> tuple[str, ...]:
+    """Returns the names of all nodes of the sim engines: one for each engine, and a second one for prefill engines."""
+    return (*sizes.names, *(_second_node(name) for name in sizes.prefills))
+
+
+def _second_node(name: str) -> str:
+    return f"{name}-b"
+
+
+def _role(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _address(folder: Path, name: str) -> str:
+    return f"unix:{folder}/{name}.sock"
 
 
 def _cores(engines: int) -> list[tuple[int, ...]]:
@@ -232,14 +346,27 @@ def _cores(engines: int) -> list[tuple[int, ...]]:
     return [(cores[0],), *([(cores[1],)] * (engines - 1))]
 
 
-def _agent(setup: Setup, folder: Path, config: Mapping[str, Any]) -> str:
-    """Starts the flow agent of the decode engines' node, where all reads are submitted, and returns its address.
+def _agent(setup: Setup, folder: Path, router: str, config: Mapping[str, Any]) -> str:
+    """Starts the flow agent, which reports to `router`, and returns its address.
 
-    It orders both ports of every read; the prefill engine only lends, and submits nothing.
+    All reads are submitted to it, and it orders both ports of each: no other agent has one of them.
     """
-    address, log = f"unix:{folder}/agent.sock", folder / "agent.log"
-    command = [sys.executable, "-m", "actors.flow.host", "--node", "decode", "--knows", "prefill"]
-    command += ["--listen", address, "--config", json.dumps(config)]
+    address, log = _address(folder, "agent"), folder / "agent.log"
+    node, *others = setup.nodes
+    command = [
+        sys.executable,
+        "-m",
+        "actors.flow.host",
+        "--node",
+        node,
+        "--listen",
+        address,
+        "--router",
+        router,
+    ]
+    for other in others:
+        command += ["--knows", other]
+    command += ["--config", json.dumps(config)]
     _wait_line(log, "ready ", setup.start("decode", command, log))
     return address
 

@@ -6,18 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.wire.messages import FlowRecord
 from benchmarks.live.stats import percentile
 from benchmarks.mfs.drive import Ask, Promise
 from benchmarks.mfs.engines import UNSCHEDULED
 from benchmarks.mfs.workload import KINDS, Kind
+from policies.flow.base import Stage
+
+MOST_UNSCHEDULED = 0.01
+"""Share of flows without a permit above which a cell says nothing about its policy."""
 
 
-def cell(asks: Sequence[Ask], promises: Mapping[Kind, Promise], wire_bytes: int) -> dict[str, Any]:
+def cell(
+    asks: Sequence[Ask],
+    promises: Mapping[Kind, Promise],
+    wire_bytes: int = 0,
+    flows: Sequence[FlowRecord] | None = None,
+    lost: int = 0,
+) -> dict[str, Any]:
     """Returns the figures of one run at one load.
 
-    Times are in milliseconds, in order of arrival: `ttft_ms` from sending the prompt to the first token, `transfer_ms`
-    from the moment at which the decode engine begins to read (a hold included) to that at which it has the KV.
-    `bytes_per_s` counts only time in which some read was under way. A request that failed counts as late.
+    Times are in milliseconds, in order of arrival: `ttft_ms` from sending the prompt to the first token, `prefill_ms`
+    to the end of the prefill (a lent prefix included), `transfer_ms` from the moment at which the decode engine begins
+    to read (a hold included) to that at which it has the KV. `bytes_per_s` counts only time in which some read was
+    under way; `spell_s` is the time from the first read's beginning to the last one's end. A request that failed counts
+    as late.
+
+    `flows` are those of which the agent says that they have ended, and `lost` is the number of those that it lost with
+    their worker's connection; None where there is no agent. `unscheduled` has the number of flows of which a part moved
+    without a permit, by reason.
     """
     well = [ask for ask in asks if ask.failed is None]
     found: dict[str, Any] = {"requests": len(asks), "failures": _counts(ask.failed for ask in asks)}
@@ -29,6 +46,7 @@ def cell(asks: Sequence[Ask], promises: Mapping[Kind, Promise], wire_bytes: int)
         found[kind] = {
             "requests": sent,
             "ttft_ms": [round(1e3 * s, 1) for s in ttft_s],
+            "prefill_ms": [round(1e3 * (ask.prefilled_s - ask.sent_s), 1) for ask in own if ask.prefilled_s],
             "transfer_ms": [round(1e3 * _read_s(ask), 1) for ask in reads],
             "held_ms": [round(1e3 * ask.held_s, 1) for ask in reads],
             "in_time": sum(s <= promises[kind].ttft_s for s in ttft_s),
@@ -42,9 +60,53 @@ def cell(asks: Sequence[Ask], promises: Mapping[Kind, Promise], wire_bytes: int)
     ]
     busy_s = covered_s(spans)
     found["busy_s"] = round(busy_s, 3)
+    found["spell_s"] = (
+        round(max(end for _, end in spans) - min(begin for begin, _ in spans), 3) if spans else 0.0
+    )
     found["bytes_per_s"] = round(sum(ask.bytes for ask in well) / busy_s) if busy_s > 0 else None
     found["wire_mb"] = round(wire_bytes / 1e6, 3)
+    if flows is not None:
+        found |= _permitted(flows, lost, sum(ask.bytes > 0 for ask in well))
     return found
+
+
+def _permitted(flows: Sequence[FlowRecord], lost: int, reads: int) -> dict[str, Any]:
+    """Returns what the agent says of the flows of a run in which `reads` reads of finished prompts ended."""
+    stages = {}
+    for stage in Stage:
+        own = [flow for flow in flows if flow.stage == stage]
+        if own:
+            stages[stage.name.lower()] = {
+                "flows": len(own),
+                "chunks": sum(flow.chunks for flow in own),
+                "mb": round(sum(flow.size for flow in own) / 1e6, 3),
+                "held_s": round(sum(flow.held_s for flow in own), 3),
+            }
+    # An agent knows nothing of a read whose worker had no connection to it, and twice of one that was submitted again.
+    untold = reads - sum(flow.stage == Stage.P2D for flow in flows)
+    why = [
+        *(flow.unscheduled or None for flow in flows),
+        *["agent_lost"] * lost,
+        *["no_agent"] * max(0, untold),
+    ]
+    return {"stages": stages, "flows": len(flows) + lost + max(0, untold), "unscheduled": _counts(why)}
+
+
+def unscheduled_share(cells: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the share of all flows of these cells of which a part moved without a permit; None without an agent."""
+    told = [one for one in cells if "unscheduled" in one]
+    if not told:
+        return None
+    return sum(sum(one["unscheduled"].values()) for one in told) / max(1, sum(one["flows"] for one in told))
+
+
+def invalid(one: Mapping[str, Any]) -> str:
+    """Returns why a cell says nothing about its policy; empty if it does."""
+    share = unscheduled_share([one])
+    if share is None or share <= MOST_UNSCHEDULED:
+        return ""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(one["unscheduled"].items()))
+    return f"{100 * share:.1f} % of {one['flows']} flows moved without a permit ({reasons})"
 
 
 def covered_s(spans: Iterable[tuple[float, float]]) -> float:
@@ -58,9 +120,17 @@ def covered_s(spans: Iterable[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All runs of a policy at a load together. Times are in milliseconds; `attainment` is over both classes."""
+    """All runs of a policy at a load together. Times are in milliseconds; `attainment` is over both classes.
+
+    `prefill_p50` and `prefill_p99` are the times from sending a prompt to the end of its prefill, of both classes: if
+    they grow with the load, requests wait for the prefill engine and not for the link. `link_share` is the share of
+    what the link carries that was read from the first read's beginning to the last one's end (None where there are
+    several links), and `unscheduled` the share of flows without a permit (None without an agent). `invalid` says why
+    the row says nothing about the policy; empty if it does. `lends` says whether prefixes are lent (MFS stage 1).
+    """
 
     policy: str
+    lends: bool
     load: float
     runs: int
     requests: int
@@ -71,25 +141,38 @@ class Row:
     tight_ttft_p99: float
     loose_transfer_p99: float
     loose_ttft_p99: float
+    prefill_p50: float
+    prefill_p99: float
     tight_in_time: float
     loose_in_time: float
     attainment: float
     mb_per_s: float
+    link_share: float | None
+    unscheduled: float | None
+    invalid: str
+
+    @property
+    def name(self) -> str:
+        """The name of the policy, and whether stage 1 is off."""
+        return self.policy if self.lends else f"{self.policy}, stage 1 off"
 
 
-def rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Returns a row for each policy and load among the cells, in the order in which they first come.
+def rows(cells: Sequence[Mapping[str, Any]], bytes_per_s: float | None) -> list[Row]:
+    """Returns a row for each load, policy and form of stage 1 among the cells, in the order in which they first come.
+    The link carries `bytes_per_s` (None: there are several links).
 
-    A cell is what `cell` returns, with `policy` and `load`. One without an answer in a class makes no row.
+    A cell is what `cell` returns, with `policy`, `lends` and `load`. One without an answer in a class makes no row.
     """
-    groups: dict[tuple[float, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[float, str, bool], list[Mapping[str, Any]]] = {}
     for one in cells:
-        groups.setdefault((one["load"], one["policy"]), []).append(one)
-    made = [_row(policy, load, own) for (load, policy), own in groups.items()]
+        groups.setdefault((one["load"], one["policy"], one["lends"]), []).append(one)
+    made = [_row(policy, lends, load, own, bytes_per_s) for (load, policy, lends), own in groups.items()]
     return [row for row in made if row is not None]
 
 
-def _row(policy: str, load: float, own: Sequence[Mapping[str, Any]]) -> Row | None:
+def _row(
+    policy: str, lends: bool, load: float, own: Sequence[Mapping[str, Any]], bytes_per_s: float | None
+) -> Row | None:
     def values(kind: str, name: str) -> list[float]:
         return [value for one in own for value in one[kind][name]]
 
@@ -101,9 +184,13 @@ def _row(policy: str, load: float, own: Sequence[Mapping[str, Any]]) -> Row | No
     if not all(series):
         return None
     tight_transfer, tight_ttft, loose_transfer, loose_ttft = series
+    prefill = [value for kind in KINDS for value in values(kind, "prefill_ms")]
     busy_s = sum(one["busy_s"] for one in own)
+    read_mb = sum(one[kind]["read_mb"] for one in own for kind in KINDS)
+    spell_s = sum(one["spell_s"] for one in own)
     return Row(
         policy=policy,
+        lends=lends,
         load=load,
         runs=len(own),
         requests=sum(one["requests"] for one in own),
@@ -114,10 +201,15 @@ def _row(policy: str, load: float, own: Sequence[Mapping[str, Any]]) -> Row | No
         tight_ttft_p99=percentile(tight_ttft, 0.99),
         loose_transfer_p99=percentile(loose_transfer, 0.99),
         loose_ttft_p99=percentile(loose_ttft, 0.99),
+        prefill_p50=percentile(prefill, 0.5),
+        prefill_p99=percentile(prefill, 0.99),
         tight_in_time=share(["tight"]),
         loose_in_time=share(["loose"]),
         attainment=share(KINDS),
-        mb_per_s=sum(one[kind]["read_mb"] for one in own for kind in KINDS) / busy_s,
+        mb_per_s=read_mb / busy_s,
+        link_share=None if bytes_per_s is None else 1e6 * read_mb / (bytes_per_s * spell_s),
+        unscheduled=unscheduled_share(own),
+        invalid="; ".join(filter(None, map(invalid, own))),
     )
 
 
@@ -136,12 +228,13 @@ class Aim:
 
 
 def aims(found: Sequence[Row]) -> list[Aim]:
-    """Returns the aims whose rows are all there. The lower load decides on times and bytes, the higher one on
-    attainment.
+    """Returns the aims whose rows are all there and valid, with lent prefixes. The lower load decides on times and
+    bytes, the higher one on attainment.
     """
-    by_load: dict[float, dict[str, Row]] = {}
+    by_load: dict[float, dict[str, Row]] = {row.load: {} for row in found}
     for row in found:
-        by_load.setdefault(row.load, {})[row.policy] = row
+        if row.lends and not row.invalid:
+            by_load[row.load][row.policy] = row
     if not by_load:
         return []
     low, high, made = by_load[min(by_load)], by_load[max(by_load)], []
@@ -162,23 +255,52 @@ def aims(found: Sequence[Row]) -> list[Aim]:
             points = 100 * (high[form].attainment - high["edf"].attainment)
             what = f"attainment of {form} less EDF's at the higher load, points"
             made.append(Aim(what, "above 0", points, points > 0))
+    used = [row.link_share for row in high.values() if row.link_share is not None]
+    if used and max(by_load) > 1:
+        # else requests wait for something that no flow policy orders
+        made.append(
+            Aim(
+                "least share of the link used at the higher load", "at least 0.9", min(used), min(used) >= 0.9
+            )
+        )
     return made
+
+
+_COLUMNS = (
+    "load",
+    "reads",
+    "tight transfer P50, P99 ms",
+    "tight TTFT P50, P99 ms",
+    "loose transfer P99 ms",
+    "loose TTFT P99 ms",
+    "prefill P50, P99 ms",
+    "in time: tight, loose, all",
+    "MB/s while reading",
+    "link used",
+    "without permit",
+    "requests, failed",
+)
 
 
 def table(found: Sequence[Row], reached: Sequence[Aim]) -> str:
     """Returns the rows and the aims as Markdown."""
-    lines = [
-        "| load | reads | tight transfer P50, P99 ms | tight TTFT P50, P99 ms | loose transfer P99 ms "
-        "| loose TTFT P99 ms | in time: tight, loose, all | MB/s while reading | requests, failed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
     for row in found:
-        lines.append(
-            f"| {100 * row.load:.0f} % | {row.policy} | {row.tight_transfer_p50:,.0f}, {row.tight_transfer_p99:,.0f} "
-            f"| {row.tight_ttft_p50:,.0f}, {row.tight_ttft_p99:,.0f} | {row.loose_transfer_p99:,.0f} "
-            f"| {row.loose_ttft_p99:,.0f} | {100 * row.tight_in_time:.1f}, {100 * row.loose_in_time:.1f}, "
-            f"{100 * row.attainment:.1f} % | {row.mb_per_s:.1f} | {row.requests}, {row.failures} |"
+        cells = (
+            f"{100 * row.load:.0f} %",
+            row.name,
+            f"{row.tight_transfer_p50:,.0f}, {row.tight_transfer_p99:,.0f}",
+            f"{row.tight_ttft_p50:,.0f}, {row.tight_ttft_p99:,.0f}",
+            f"{row.loose_transfer_p99:,.0f}",
+            f"{row.loose_ttft_p99:,.0f}",
+            f"{row.prefill_p50:,.0f}, {row.prefill_p99:,.0f}",
+            f"{100 * row.tight_in_time:.1f}, {100 * row.loose_in_time:.1f}, {100 * row.attainment:.1f} %",
+            f"{row.mb_per_s:.1f}",
+            _percent(row.link_share),
+            f"**invalid**: {row.invalid}" if row.invalid else _percent(row.unscheduled),
+            f"{row.requests}, {row.failures}",
         )
+        lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| aim | bound | found | met |", "|---|---|---|---|"]
     lines += [
         f"| {aim.what} | {aim.bound} | {aim.found:.2f} | {'yes' if aim.met else 'no'} |" for aim in reached
@@ -186,8 +308,14 @@ def table(found: Sequence[Row], reached: Sequence[Aim]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
 def plot(cells: Sequence[Mapping[str, Any]], folder: Path, name: str) -> str:
-    """Draws, for each load, the share of tight transfers that took longer than x, and returns the file's name."""
+    """Draws, for each load, the share of tight transfers that took longer than x, with lent prefixes, and returns the
+    file's name.
+    """
     from benchmarks.plots import COLOURS, figure, save
 
     loads = sorted({one["load"] for one in cells})
@@ -195,7 +323,7 @@ def plot(cells: Sequence[Mapping[str, Any]], folder: Path, name: str) -> str:
     made, axes = figure(columns=len(loads))
     for panel, load in zip(axes, loads, strict=True):
         for policy, colour in zip(policies, COLOURS, strict=False):
-            own = [one for one in cells if (one["load"], one["policy"]) == (load, policy)]
+            own = [one for one in cells if (one["load"], one["policy"], one["lends"]) == (load, policy, True)]
             values = sorted(value for one in own for value in one["tight"]["transfer_ms"])
             if not values:
                 continue

@@ -1,1 +1,3 @@
-"""Cost of the flow arbiter: the time of a permit among many flows, and what a journal adds."""
+"""Cost of the flow arbiter: the time of a permit among many flows, what a journal adds, and how many reads go without
+permits because a living agent comes late.
+"""

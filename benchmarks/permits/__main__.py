@@ -4,6 +4,9 @@ agents in processes of their own.
 A row shows the wall clock and the CPU time of the process; on a busy machine compare the CPU time. The aim: the end of
 a chunk and the permit that follows take at most 0.1 ms among 1,000 flows (p50), on an idle core; a read is permitted
 after 1 ms (p50) and 5 ms (p99) at most, and one that is alone takes at most 1 % longer by permits than without.
+
+At the end it sweeps how long an agent may be silent, and shows the share of reads that then go without permits although
+the agent lives.
 """
 
 import argparse
@@ -15,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.decisions.measure import HEADER, Timing
 from benchmarks.live.machine import command, facts, save
-from benchmarks.permits import agents
+from benchmarks.permits import agents, silence
 from benchmarks.permits.grants import rows
 
 CODE = ("actors/flow", "actors/wire", "policies/flow", "policies/journal", "benchmarks/permits")
@@ -38,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in itertools.chain(rows(args.flows, args.calls, args.seed), agents.rows(args.reads)):
         timings.append(row)
         print(row.line(), flush=True)
+    silences: list[silence.Silence] = []
+    print(f"\n{silence.HEADER}")
+    for swept in silence.rows():
+        silences.append(swept)
+        print(swept.line(), flush=True)
     if args.out is not None:
         result = {
             "command": command("benchmarks.permits", argv),
@@ -47,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "reads": args.reads,
             "machine": machine,
         }
-        if not save(args.out, {**result, "rows": [dataclasses.asdict(r) for r in timings]}, levels=2):
+        result |= {
+            "rows": [dataclasses.asdict(row) for row in timings],
+            "silences": [dataclasses.asdict(swept) for swept in silences],
+        }
+        if not save(args.out, result, levels=2):
             return 1
     return 0
 

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post, ReaderConfig
+from actors.wire.messages import UnscheduledReason
 from benchmarks.decisions.measure import Timing, timed
 from policies.flow.base import Flow, Stage
 
@@ -24,66 +25,83 @@ CHUNK_S = 0.010
 CHUNKS = 50
 CHUNK_BYTES = 500_000
 """A chunk's bytes: 10 ms of a port of 50 MB/s."""
+PATIENT_S = 30.0
+"""Silence after which an agent is given up: a worker or an agent that a busy machine keeps waiting must not be measured
+as a read without permits."""
 SETTLE_S = 1.0
 """Seconds in which agents connect to one another."""
 
 
 class Worker:
-    """A reading thread whose chunks take `CHUNK_S` each, one after another."""
+    """A reading thread whose chunks take `CHUNK_S` each, one after another. It gives its agent up after `silent_s`."""
 
-    def __init__(self, address: str) -> None:
-        # a worker that is kept waiting by a busy machine must not give the agent up: that would measure something else
-        self._client = ReadsClient(address, "z", "w", config=ReaderConfig(silent_s=30.0))
+    def __init__(self, address: str, silent_s: float = PATIENT_S) -> None:
+        self._client = ReadsClient(address, "z", "w", config=ReaderConfig(silent_s))
         self._posts: list[tuple[float, Post]] = []
         self._free_s = 0.0
-        self._reads = 0
+        self.reads = 0
         self.finished = 0
         self.permitted = 0
+
+    @property
+    def open(self) -> int:
+        """Number of reads that have not ended."""
+        return self.reads - self.finished
+
+    @property
+    def unscheduled(self) -> Mapping[UnscheduledReason, int]:
+        """Number of reads of which a part was posted without a permit, by reason."""
+        return self._client.reader.unscheduled
 
     def connect(self) -> None:
         """Waits for the agent, and reads once, so that agents meet."""
         while not self._client.connected:
-            self._step()
+            self.step()
         self.read(1)
         end_s = time.perf_counter() + SETTLE_S
         while time.perf_counter() < end_s:
-            self._step()
+            self.step()
 
-    def submit(self, chunks: int) -> None:
-        """Submits a read and waits until its first chunk is posted."""
-        self._reads += 1
+    def begin(self, chunks: int) -> None:
+        """Submits a read."""
+        self.reads += 1
         flow = Flow(
-            flow_id=f"f{self._reads}",
-            request_id=f"r{self._reads}",
-            batch=f"b{self._reads}",
+            flow_id=f"f{self.reads}",
+            request_id=f"r{self.reads}",
+            batch=f"b{self.reads}",
             stage=Stage.P2D,
             source="a",
             target="z",
             size=chunks * CHUNK_BYTES,
             due_s=60.0,
         )
-        before = self.permitted
         self._do(self._client.submit(flow, [CHUNK_BYTES] * chunks, 60.0))
+
+    def submit(self, chunks: int) -> None:
+        """Submits a read and waits until its first chunk is posted."""
+        before = self.permitted
+        self.begin(chunks)
         while self.permitted == before:
-            self._step()
+            self.step()
 
     def read(self, chunks: int) -> None:
         """Submits a read and waits for its end."""
         before = self.finished
         self.submit(chunks)
         while self.finished == before:
-            self._step()
+            self.step()
 
     def end(self) -> None:
         """Waits until nothing is open."""
-        while self.finished < self._reads:
-            self._step()
+        while self.open:
+            self.step()
 
     def close(self) -> None:
         """Closes the line to the agent."""
         self._client.close()
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Ends the chunks whose time has come, hears the agent, and waits for what comes next."""
         now_s = time.perf_counter()
         for entry in [entry for entry in self._posts if entry[0] <= now_s]:
             self._posts.remove(entry)
@@ -117,8 +135,7 @@ def agents(nodes: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _agent(node: str, address: str, more: list[str]) -> Iterator[None]:
-    # silence of an agent on a busy machine would be measured as a read without permits
-    config = json.dumps({"silent_s": 30.0, "lost_s": 30.0})
+    config = json.dumps({"silent_s": PATIENT_S, "lost_s": PATIENT_S})
     command = [
         sys.executable,
         "-m",

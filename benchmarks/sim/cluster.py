@@ -319,6 +319,8 @@ class Cluster:
             self.journal.record(event, actions, error)
         for action in actions:
             self.decisions[_label(action, self.dispatcher)] += 1
+            if self._fleet is not None:
+                self._fleet.routed(action)
             self.ingress.act(action)
         if self._fleet is not None and isinstance(event, ev.Arrived):
             self._fleet.ring()

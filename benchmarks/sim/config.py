@@ -154,7 +154,7 @@ class ControlPlane:
 
     A message between two processes takes `hop_s`. For each of its two tasks a request crosses ingress -> router ->
     ingress -> engine. `ingress_s` is the time of a request's HTTP side, both ways together. With a request's ten hops
-    it adds up to the 2.3 ms of added TTFT that the overhead benchmark measured at concurrency 1 (README, Measured).
+    it adds up to the added TTFT that the overhead benchmark measured at concurrency 1 (`overhead/overhead-sim.json`).
     """
 
     # docs/design.md, section 8: a request and its reply take 0.15 ms over a framed socket.

@@ -18,6 +18,7 @@ true timing profile and the true leads in place of learned ones; the prefix hits
 so far.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,6 +32,7 @@ from benchmarks.sim.metrics import tpot_s, ttft_s
 from benchmarks.sim.records import FleetStats
 from benchmarks.sim.reports import Reports
 from benchmarks.sim.roles import announcement
+from policies.dispatch.actions import Action, RouteDecode, RoutePrefill
 from policies.dispatch.dispatcher import Dispatcher
 from policies.engine_model.scheduler import EngineModel
 from policies.request.stage import Outcome as Ended
@@ -41,6 +43,7 @@ from policies.scaling.base import Move, Way
 from policies.scaling.observation import (
     Capability,
     Duty,
+    EngineAges,
     EngineView,
     Leads,
     Observation,
@@ -66,12 +69,15 @@ Slos = tuple[float | None, float | None]
 
 @dataclass(slots=True)
 class Engine:
-    """One engine of the fleet. `worker` is None while it starts; `orders` counts what it has been told."""
+    """One engine of the fleet. `worker` is None while it starts; `orders` counts what it has been told. Its duty began
+    at `since_s`; it became ready, was activated, or changed its role last at `active_since_s`.
+    """
 
     name: str
     role: Role
     duty: Duty
     since_s: float
+    active_since_s: float
     place: str | None = None
     worker: Worker | None = None
     distance: float = 0.0
@@ -114,6 +120,7 @@ class Fleet:
                 worker.spec.role,
                 Duty.ACTIVE,
                 -setup.settle_s,
+                -setup.settle_s,
                 worker.node if setup.places else None,
                 worker,
             )
@@ -124,7 +131,8 @@ class Fleet:
         self._free = list(setup.places)
         self._made = 0
         self._hits: dict[str, float] = {}
-        self._outcomes: dict[str, Ended] = {}
+        self._ages = EngineAges()
+        self._outcomes: dict[str, tuple[Ended, float]] = {}
         self.stats = FleetStats()
         # The models of engines that have left, for what they counted.
         self.gone: list[EngineModel] = []
@@ -144,35 +152,31 @@ class Fleet:
         self._observer.arrived(request_class, self._kernel.now_s, prompt_tokens, hits, forecast or 0.0, *slos)
 
     def attempt_ended(self, request: SimRequest, outcome: Ended) -> None:
-        """Notes how an attempt of a request ended; the last one's outcome is the request's."""
-        self._outcomes[request.work.request_id] = outcome
+        """Notes how an attempt of a request ended; the last one's outcome and engines are the request's."""
+        self._outcomes[request.work.request_id] = outcome, self._ages.take(request.attempt_id)
 
     def ended(self, request: SimRequest) -> None:
         """Counts the end of a request."""
         record, now_s = request.record, self._kernel.now_s
-        outcome = _OUTCOMES.get(self._outcomes.pop(record.request_id, "failed"), Outcome.FAILED)
+        ended, active_s = self._outcomes.pop(record.request_id, ("failed", math.inf))
+        outcome = _OUTCOMES.get(ended, Outcome.FAILED)
         name = record.request_class
         if outcome is Outcome.SERVED:
             share = record.prefill_hit_tokens / record.prompt_tokens
             known = self._hits.get(name, 0.0)
             self._hits[name] = known + _HIT_GAIN * (share - known)
-        served_s = [
-            at_s - engine.since_s
-            for worker, at_s in (
-                (record.prefill_worker, record.prefill_started_s),
-                (record.decode_worker, record.first_token_s),
-            )
-            if at_s is not None and (engine := self.engines.get(worker or "")) is not None
-        ]
         self._observer.closed(
-            name,
-            now_s,
-            outcome,
-            ttft_s(record),
-            tpot_s(record),
-            record.output_tokens,
-            min(served_s, default=self.setup.settle_s),
+            name, now_s, outcome, ttft_s(record), tpot_s(record), record.output_tokens, active_s
         )
+
+    def routed(self, action: Action) -> None:
+        """Notes the engine of a decision, unless it has left."""
+        if not isinstance(action, (RoutePrefill, RouteDecode)):
+            return
+        engine = self.engines.get(action.decision.worker)
+        if engine is not None:
+            note = self._ages.decodes if isinstance(action, RouteDecode) else self._ages.prefills
+            note(action.attempt_id, self._kernel.now_s - engine.active_since_s)
 
     # ------------------------------------------------------------------------------------------------- the autoscaler
 
@@ -243,11 +247,12 @@ class Fleet:
         match move.way:
             case Way.SWITCH:
                 self.stats.switches += 1
-                engine.role = move.role
+                engine.role, engine.active_since_s = move.role, self._kernel.now_s
                 self._order(engine, setup.switch_s)
             case Way.ACTIVATE:
                 self.stats.activations += 1
                 engine.role, engine.duty = move.role, Duty.ACTIVE
+                engine.active_since_s = self._kernel.now_s
                 self._order(engine, setup.activate_s)
             case Way.DEACTIVATE:
                 self.stats.deactivations += 1
@@ -287,7 +292,7 @@ class Fleet:
         name = f"scaled-{self._made}"
         self._made += 1
         place = self._free.pop(0) if self._free else None
-        engine = self.engines[name] = Engine(name, role, duty, self._kernel.now_s, place)
+        engine = self.engines[name] = Engine(name, role, duty, self._kernel.now_s, self._kernel.now_s, place)
         return engine
 
     def _ready(self, engine: Engine) -> None:
@@ -304,7 +309,8 @@ class Fleet:
             self._meter,
             config.control.kv_events,
         )
-        engine.worker, engine.duty, engine.since_s = worker, Duty.WARM, now_s
+        engine.worker, engine.duty = worker, Duty.WARM
+        engine.since_s = engine.active_since_s = now_s
         worker.health, worker.decodes = _HEALTH[Duty.WARM], engine.role is not Role.PREFILL
         peers = [e.worker.node for e in self.engines.values() if e.worker and e.duty is Duty.ACTIVE]
         engine.distance = fmean([self._tier(peer, node) for peer in peers]) if peers else 0.0

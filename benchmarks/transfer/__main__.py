@@ -16,10 +16,12 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors.engine.vllm.connector.pairs import aligned, pieces
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command, facts, save
 from benchmarks.transfer.pools import Load, Read, reads
 from benchmarks.transfer.report import comparison
@@ -62,18 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"Python {machine['python']}, {machine['cpu']}, {machine['cores']} cores, seed {args.seed}\n{HEADER}"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     shape = Shape(args.layers, args.pool_blocks, args.block_bytes)
+    options = ("requests", "pool_blocks", "layers", "block_bytes", "reads", "seed")
+    kept = Parts("transfer", machine, {name: getattr(args, name) for name in options})
     with Wire(shape) as wire:
         for caching in (True, False):
             load = Load(requests=args.requests, pool_blocks=args.pool_blocks, caching=caching)
-            old = {name: aged(name, load, args.seed, args.reads) for name in VARIANTS}
-            costs = made({name: last for name, (_, last) in old.items()}, wire)
-            for name, (row, _) in old.items():
-                rows.append(row | {"made": costs[name]})
-                print(line(rows[-1]), flush=True)
+            part = f"prefix cache {'on' if caching else 'off'}"
+            found = kept.once(part, partial(rows_of, load, args.seed, args.reads, wire), print)["rows"]
+            print("\n".join(map(line, found)), flush=True)
+            rows += found
     print("\n" + "\n".join(comparison(rows)))
     if args.out is None:
+        kept.forget()
         return 0
     result = {
         "command": command("benchmarks.transfer", argv),
@@ -82,7 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "load": dataclasses.asdict(load),
         "machine": machine,
     }
-    return 0 if save(args.out, {**result, "rows": rows}, levels=2) else 1
+    if not save(args.out, {**result, "parts": kept.ends(), "rows": rows}, levels=2):
+        return 1
+    kept.forget()
+    return 0
+
+
+def rows_of(load: Load, seed: int, keep: int, wire: Wire) -> dict[str, Any]:
+    """Returns the rows of all variants under one load, which are a part of the measurement."""
+    old = {name: aged(name, load, seed, keep) for name in VARIANTS}
+    costs = made({name: last for name, (_, last) in old.items()}, wire)
+    return {"rows": [row | {"made": costs[name]} for name, (row, _) in old.items()]}
 
 
 def aged(name: str, load: Load, seed: int, keep: int) -> tuple[dict[str, Any], list[Read]]:

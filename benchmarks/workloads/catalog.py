@@ -279,21 +279,34 @@ def find_trace(file: str, traces: Path | None = None) -> Path:
 
 
 def traces_of(files: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
-    """Returns the published traces on this machine that the source `files` name, each with a digest of its content.
+    """Returns the published traces on this machine that the source `files` name, each with a digest of its content."""
+    return tuple(
+        sorted({digest_of(file_of(source)) for name, source in _named(files, root) if available(name)})
+    )
 
-    The files are relative to `root`. Those that are shipped with the project are part of the digest of the code. A
-    trace that is named and not read counts too. The catalogue itself does not name any.
+
+def missing_traces(files: Iterable[str], traces: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Returns the files of the published traces that the source `files` name and that are not among `traces`, which
+    `traces_of` gave.
     """
-    own = Path(__file__).resolve()
-    sources = [root / file for file in files if file.endswith(".py")]
-    texts = [path.read_text("utf-8") for path in sources if path.is_file() and path.resolve() != own]
-    found = set()
+    had = {trace.partition(" ")[0].removesuffix(".xz") for trace in traces}
+    return sorted({source.file for _, source in _named(files, root)} - had)
+
+
+def _named(files: Iterable[str], root: Path) -> Iterator[tuple[str, TraceSource]]:
+    """Yields the published traces that the source `files`, relative to `root`, name.
+
+    Those that are shipped with the project are part of the digest of the code. A trace that is named and not read
+    counts too. The catalogue itself does not name any.
+    """
+    own = Path(__file__).resolve().relative_to(ROOT)
+    sources = [root / file for file in files if file.endswith(".py") and Path(file) != own]
+    texts = [path.read_text("utf-8") for path in sources if path.is_file()]
     for name, source in WORKLOADS.items():
-        if isinstance(source, SyntheticSource) or source.shipped or not available(name):
+        if isinstance(source, SyntheticSource) or source.shipped:
             continue
         if any(f'"{name}"' in text for text in texts):
-            found.add(digest_of(file_of(source)))
-    return tuple(sorted(found))
+            yield name, source
 
 
 def digest_of(path: Path) -> str:

@@ -43,7 +43,9 @@ class DispatchConfig:
     starvation_s: Annotated[float, Number(low=0, unit="s", endless=True)] | None = None
     """Age from which a pool entry that fits nowhere is starving: no entry behind it may be sent before it. With null it
     is two thirds of the entry's lease as granted (20 s with the default of 30 s), or with `overdue_by_slo` of its TTFT
-    objective if that is sooner. With infinity none ever starves, as in the papers, which have no such rule.
+    objective if that is sooner. With infinity none ever starves, as in the papers, which have no such rule: a large
+    prompt among small ones then waits for as long as these fill every gap at once (`tests/parity/test_pool_waits.py`
+    has both).
     """
     # Whoever gives a class an objective wants it met; without one in `class_slo` nothing changes. Beyond the objective
     # an entry is no more overdue by it, so that an overloaded pool is not served first come, first served.

@@ -118,14 +118,15 @@ class Life(Effects):
     the end of a pooled request's lease. `on_budget` says whether the present attempt counts against the retry budget,
     which it does until its first output. An attempt for which the budget has no room, and a further retry, waits in
     QUEUED for a moment, unknown to the router. While an attempt ends, `goes_on` says whether another one follows.
+    After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and answer.
     """
 
     __slots__ = (
         "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "arrived_s",
         "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "former_lender", "goes_on", "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget",
-        "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage",
-        "terms", "times", "unfinished", "wake_at_s",
+        "former_lender", "goes_on", "kills", "kv_failures", "lease_until_s", "lender", "lent", "limits", "migrations",
+        "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route",
+        "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
@@ -136,7 +137,7 @@ class Life(Effects):
         self._until_s = self._ask_s = self.lease_until_s = math.inf
         self.attempt_id, self.attempts = "", 0
         self.retries = self.migrations = 0
-        self.kills = 0.0
+        self.kills, self.kv_failures = 0.0, 0
         self._killed_at: Task = "prefill"
         self.on_budget = self.goes_on = False
         self._held_until_s = 0.0
@@ -613,6 +614,9 @@ class Life(Effects):
         self.goes_on = False
         self.attempts += 1
         self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
+        self.kv_failures += code == troubles.KV_LOAD
+        if self.kv_failures >= troubles.MOST_KV_FAILURES and self.terms.mode is None:
+            self.terms = self.terms._replace(local=True)
         others: Sequence[Begins] = ()
         if migrates:
             self.migrations += 1

@@ -75,6 +75,12 @@ MOST_HELD_S = 10.0
 as a client bears; the failures that fill the budget end sooner, when the engine that answers them is quarantined.
 """
 
+MOST_KV_FAILURES = 2
+"""Failures to load its KV after which a request computes its prompt where its answer is generated, unless its client
+asked for another mode. KV that could not be read twice, from different engines where there are any, probably has no
+path that works, and any decode engine can compute a prompt.
+"""
+
 URGENCY = 2
 """How much lower, which is more urgent, the priority of a migrated request is: its client already sees a pause. It is
 the distance from the class `batch` to `interactive`, so that no new request of a class goes before it.

@@ -6,7 +6,13 @@
     S_phase += g (y_t / L_t - S_phase)                  season, used once a whole period has been seen
     F_t(h)   = max(0, L_t + (d + .. + d^h) T_t) S_phase(t+h)
 
-(Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) The residuals are kept for each horizon of
+(Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) A window with few arrivals says little, so
+`level_gain` is only the greatest a. Below it a is the gain of a Kalman filter for a level that changes by a share of
+`drift` in a window and is seen through Poisson counts of n = L_t l requests; it begins with that of a mean:
+
+    a = min(level_gain, max(1 / (t + 1), (sqrt(r^2 + 4 r) - r) / 2)),   r = drift^2 n
+
+The residuals are kept for each horizon of
 `HORIZONS` in units of the deviation that a Poisson count has in a window of l seconds, at the greater of both rates:
 
     e = (y_{t+h} - F_t(h)) / s(max(F, y)),   s(r) = sqrt(max(r, 1 / l) / l)
@@ -51,6 +57,8 @@ class Forecast:
     """The smoothing of the forecast. `season_windows` is the period in windows (0: no season)."""
 
     level_gain: Annotated[float, Number(above=0.0, high=1.0)] = 0.3  # ASSUMPTION: all gains
+    # ASSUMPTION: 1 % of the level in a window of 10 s; a load that changes faster by much is seen as a burst (`joint`)
+    drift: Annotated[float, Number(above=0.0, high=1.0)] = 0.01
     trend_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.1
     damping: Annotated[float, Number(low=0.0, high=1.0)] = 0.8
     season_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.2
@@ -78,7 +86,8 @@ class Forecast:
             level, trend = plain, 0.0
         else:
             onward = state.level + self.damping * state.trend
-            level = max(0.0, self.level_gain * plain + (1.0 - self.level_gain) * onward)
+            gain = self._gain(state, length_s)
+            level = max(0.0, gain * plain + (1.0 - gain) * onward)
             trend = (
                 self.trend_gain * (level - state.level) + (1.0 - self.trend_gain) * self.damping * state.trend
             )
@@ -91,6 +100,12 @@ class Forecast:
             past=(*state.past, (level, trend))[-HORIZONS[-1] :],
             errors=errors,
         )
+
+    def _gain(self, state: ForecastState, length_s: float) -> float:
+        """Returns the weight of the next window in the level."""
+        r = self.drift**2 * max(1.0, state.level * length_s)
+        steady = (math.sqrt(r * r + 4.0 * r) - r) / 2.0
+        return min(self.level_gain, max(1.0 / (state.seen + 1), steady))
 
     def mean(self, state: ForecastState, windows: int) -> float:
         """Returns the expected requests/s `windows` windows after the last one seen."""

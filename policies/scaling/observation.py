@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from policies.engine_model.timing import TimingProfile
 from policies.routing.params import BadParameter
-from policies.state.views import Role
+from policies.state.views import RequestId, Role
 
 
 class Duty(StrEnum):
@@ -178,6 +178,27 @@ def attainment(windows: Iterable[ClassWindow], least: int = 1) -> float | None:
 
 
 @dataclass(slots=True)
+class EngineAges:
+    """For each attempt, how long its engines had been active in their role when it was given to them: the least of both
+    counts. What becomes of an engine afterwards changes nothing. Times are in seconds.
+    """
+
+    _ages: dict[RequestId, float] = field(default_factory=dict)
+
+    def prefills(self, attempt_id: RequestId, active_s: float) -> None:
+        """Notes the engine that computes an attempt's prompt, perhaps once more; a colocated one decodes it, too."""
+        self._ages[attempt_id] = active_s
+
+    def decodes(self, attempt_id: RequestId, active_s: float) -> None:
+        """Notes the engine that decodes an attempt."""
+        self._ages[attempt_id] = min(active_s, self._ages.get(attempt_id, active_s))
+
+    def take(self, attempt_id: RequestId) -> float:
+        """Forgets an attempt and returns what was noted; infinity where nothing was."""
+        return self._ages.pop(attempt_id, math.inf)
+
+
+@dataclass(slots=True)
 class _Sums:
     """The counts of one class in the window that is being filled."""
 
@@ -254,7 +275,7 @@ class Observer:
         output_tokens: int = 0,
         engine_active_s: float = math.inf,
     ) -> None:
-        """Counts the end of a request, which an engine served that had been active for `engine_active_s` seconds."""
+        """Counts the end of a request; `engine_active_s` is what `EngineAges` noted of the engines that served it."""
         self.heard(now_s)
         sums = self._of(name)
         if outcome is not Outcome.SERVED:

@@ -12,11 +12,13 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.deploy_utils import get_deploy_args
 from ray.serve.schema import ServeDeploySchema
 
+from actors.engine.server import CLOSE_S
 from actors.engine.vllm.config import VllmEngineConfig, engine_args
+from actors.engine.vllm.engine import SHUTDOWN_S
 from actors.options import ConfigError, from_options
 from app import drain
 from app.config import parse
-from app.graph import build
+from app.graph import END_S, build
 from app.ingress.asgi import OBSERVED
 from app.replicas import DRAIN_S
 
@@ -137,6 +139,10 @@ def test_kuberay_drains_a_pod_within_its_grace_period() -> None:
         # After the hook Ray's processes get SIGTERM, and what still drains has its replica's time.
         grace_s = group["template"]["spec"]["terminationGracePeriodSeconds"]
         assert grace_s >= float(arguments[1]) + drain.ANSWER_MARGIN_S + drains_s.get(name, DRAIN_S)
+
+
+def test_a_replica_may_end_its_connections_and_its_engine_after_a_whole_drain() -> None:
+    assert END_S >= CLOSE_S + SHUTDOWN_S
 
 
 def test_kuberay_survives_the_loss_of_any_pod() -> None:

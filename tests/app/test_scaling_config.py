@@ -137,7 +137,7 @@ def test_an_autoscaler_is_deployed_only_if_it_is_enabled() -> None:
 def test_a_group_begins_with_its_warm_replicas_and_serve_waits_for_its_drain() -> None:
     made = deployments(args(max=4, warm=1, drain_s=45))
     assert made["DEngine"].num_replicas == 3
-    assert made["DEngine"]._deployment_config.graceful_shutdown_timeout_s == 50.0
+    assert made["DEngine"]._deployment_config.graceful_shutdown_timeout_s == 65.0
     stay = made["DEngine"]._replica_config.init_args[5]
     assert (stay.drain_s, stay.active) == (45.0, 2)
     off = deployments(args({"enabled": False}, max=4, warm=1))

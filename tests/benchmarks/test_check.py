@@ -189,7 +189,8 @@ def test_a_results_file_that_no_document_can_show_is_found(root: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- origins
 
-HERE = {"code": "v2:aa", "commit": "abc", "clean": True, "machine": "m"}
+TRACES = ["azure2023_AzureLLMInferenceTrace_code.csv.xz sha256:1", "azure2024_digitised.tar sha256:2"]
+HERE = {"code": "v2:aa", "commit": "abc", "clean": True, "machine": "m", "traces": TRACES}
 
 
 def made_by(*origins: dict[str, object], command: str = "") -> Callable[[dict[str, object]], None]:
@@ -309,6 +310,21 @@ def test_runs_that_name_a_commit_with_other_code_are_found(
     assert check(root).problems == [f"{FILE} names commit abc, whose code is another one"]
 
 
+def test_runs_without_a_published_trace_that_their_code_names_are_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def at(commit: str, where: Path) -> Iterator[Path | None]:
+        yield ROOT
+
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "code_at", at)
+    present = runner.code_of(registry.load("deepflow_heatmap"))
+    change(root, made_by({**HERE, "code": present, "traces": TRACES[1:]}))
+    [problem] = check(root).problems
+    assert problem.startswith(f"{FILE} was made without azure2023_AzureLLMInferenceTrace_code.csv: ")
+
+
 def other_file(root: Path, name: str, whole: dict[str, object]) -> None:
     (root / "benchmarks/results" / name).parent.mkdir(exist_ok=True)
     (root / "benchmarks/results" / name).write_text(json.dumps(whole))
@@ -364,6 +380,35 @@ def test_another_results_file_says_which_files_its_digest_is_of_and_which_comman
     assert f"`{command or OTHERS[SWITCHING].command}`" in (root / "docs/results.md").read_text()
 
 
+def test_a_live_result_of_an_overloaded_machine_is_noted_and_its_figures_are_marked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_module, "_compare_with_commits", lambda *anything: None)
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset({FILE}))
+    machine = {"cpu": "c", "cores": 2, "python": "3", "commit": "abc", "clean": True, "code": "v2:aa"}
+    machine |= {"code_of": ["benchmarks"], "load_1min_before": 2.0}
+    whole = {"machine": machine, "command": "python -m benchmarks.live.switching", "rows": [], "served": 1}
+    other_file(root, SWITCHING, whole | {"lost": {}})
+    assert check(root).problems == [] and not any("overloaded" in note for note in check(root).notes)
+    assert "| figure | ours |" in (root / "docs/results.md").read_text()
+    other_file(root, SWITCHING, whole | {"lost": {}, "machine": machine | {"load_1min_before": 28.84}})
+    checked = check(root)
+    assert checked.problems == []
+    assert f"{SWITCHING} is of an overloaded machine: load 28.8 on 2 cores before the run" in checked.notes
+    assert "| figure | ours, load 28.8 on 2 cores before the run |" in (root / "docs/results.md").read_text()
+
+
+def test_the_document_says_what_was_fitted_on_the_figures_beside_it(root: Path) -> None:
+    netkv = "experiments/netkv/netkv_load.json"
+    (root / "benchmarks/results/experiments/netkv").mkdir()
+    shutil.copy(RESULTS / netkv, root / "benchmarks/results" / netkv)
+    one, other = (section(root / "benchmarks/results", file).fitted for file in (netkv, FILE))
+    assert one.startswith("the times of a prefill, the rate at 100 %") and not other
+    assert document(root / "benchmarks/results").count(one) == 1
+    known = {start: [n for n in registry.EXPERIMENTS if n.startswith(start)] for start in registry.FITTED}
+    assert all(known.values())
+
+
 def test_a_results_file_that_should_be_there_is_missed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         check_module, "expected", lambda: [FILE, SWITCHING, "experiments/netkv/netkv_load.json"]
@@ -393,7 +438,7 @@ def test_all_experiments_and_live_measurements_have_a_results_file() -> None:
 @pytest.mark.parametrize(
     ("whole", "origins"),
     [
-        ({"origin": HERE}, [Origin("v2:aa", "abc", True, "m")]),
+        ({"origin": HERE}, [Origin("v2:aa", "abc", True, "m", tuple(TRACES))]),
         ({"machine": {"cpu": "c", "cores": 2, "python": "3.11", "commit": "abc"}}, []),
         (
             {
@@ -536,15 +581,15 @@ OF_DOCSTRINGS = Path(__file__).parent / "given_in_docstrings.txt"
 
 def docstrings(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
 
 
-def test_docstrings_of_experiments_have_figures_of_papers_and_settings_only() -> None:
+def test_docstrings_of_benchmarks_have_figures_of_papers_and_settings_only() -> None:
     """A docstring can cite no results file, so it may not say what was measured; docs/results.md does."""
     found = {
-        f"{path.stem}: {figure}"
-        for path in (ROOT / "benchmarks/experiments").glob("*.py")
+        f"{path.relative_to(ROOT / 'benchmarks').with_suffix('')}: {figure}"
+        for path in (ROOT / "benchmarks").rglob("*.py")
         for text in docstrings(path)
         for _, figure in figures.unmarked(text)
     }

@@ -58,6 +58,9 @@ def test_it_prints_every_row_and_writes_them_as_json(
     rows = json.loads(out.read_text())["rows"]
     printed = capsys.readouterr().out
     assert all(row["name"] in printed for row in rows)
+    names = [row["name"] for row in rows]
+    assert len(set(names)) == len(names)
+    assert {f"balance_route_{rule}, G = 64, pool 256, W {w}" for rule in "0h" for w in (8, 12)} <= set(names)
     for name in (
         "netkv, 256",
         "balance_route_0, G = 64, pool 256",

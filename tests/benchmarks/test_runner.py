@@ -202,6 +202,23 @@ def test_committed_results_take_only_runs_of_the_committed_code(toy, tmp_path, m
     assert (tmp_path / "experiments/toy.json").exists() is clean
 
 
+def test_a_run_without_its_traces_says_so_and_is_not_committed(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SLUICE_TRACES", str(tmp_path))
+    monkeypatch.setattr(program, "COMMITTED", tmp_path / "committed")
+    monkeypatch.setattr(program, "is_clean", lambda paths: True)
+    monkeypatch.setattr(runner, "code_paths", lambda *which: ["benchmarks/workloads/azure2024.py"])
+    out = ["run", "toy", "--quick", "--jobs", "1", "--out"]
+    assert program.main([*out, str(tmp_path / "tried")]) == 0
+    assert "WARNING: toy WITHOUT azure2024_digitised.tar: " in capsys.readouterr().err
+    assert program.main([*out, str(tmp_path / "committed")]) == 2
+    assert "toy WITHOUT azure2024_digitised.tar" in capsys.readouterr().err
+    (tmp_path / "azure2024_digitised.tar.xz").write_text("1")
+    assert program.main([*out, str(tmp_path / "committed")]) == 0
+    assert "WITHOUT" not in capsys.readouterr().err
+    [origin] = json.loads((tmp_path / "committed/toy.json").read_text())["origins"]
+    assert [trace.partition(" ")[0] for trace in origin["traces"]] == ["azure2024_digitised.tar.xz"]
+
+
 def test_a_failing_run_is_named_and_the_others_are_kept(toy, tmp_path, monkeypatch):
     log = logged(monkeypatch, toy, tmp_path, fails_on=1)
     with pytest.raises(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.ingress.rig import Rig
+from tests.app.ingress.rig import ADMIN_KEY, Rig
 from tests.examples.test_examples import application, url_of
 
 __all__ = ["application"]  # a fixture
@@ -27,7 +27,7 @@ async def run(url: str, *arguments: str) -> str:
         sys.executable,
         *arguments,
         cwd=ROOT,
-        env={**os.environ, "SLUICE_BASE_URL": url, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "SLUICE_BASE_URL": url, "SLUICE_ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

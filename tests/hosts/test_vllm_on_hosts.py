@@ -75,6 +75,8 @@ def test_kv_moves_over_the_network_between_the_hosts(running: tuple[Cluster, Hos
     # the first transfer between two engines pays for their handshake
     answers(app)
     moved, received = app.metric("sluice_kv_transfer_bytes_total"), received_bytes(cluster.away)
+    # tests in which the network fails may have come before
+    failed = app.metric("sluice_kv_transfer_failures_total")
     words = " ".join(f"station {n}" for n in range(200))
     reply = httpx.post(
         f"{app.url}/v1/completions", json=QUESTION | {"prompt": words, "max_tokens": 2}, timeout=PATIENCE_S
@@ -86,7 +88,7 @@ def test_kv_moves_over_the_network_between_the_hosts(running: tuple[Cluster, Hos
     )
     assert moved >= reply["usage"]["prompt_tokens"] * KV_TOKEN_BYTES
     assert received >= moved
-    assert app.metric("sluice_kv_transfer_failures_total") == 0
+    assert app.metric("sluice_kv_transfer_failures_total") == failed
     app.wait_idle()
 
 

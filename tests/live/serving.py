@@ -17,6 +17,7 @@ import httpx
 import psutil
 import yaml
 
+from app.admin_key import authorize
 from benchmarks.live.servers import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,9 @@ PATIENCE_S = 180.0
 
 def plain_client() -> httpx.Client:
     """A client that neither loads certificates, which may take longer than what is looked at lasts, nor keeps
-    connections to a process that a test kills."""
-    return httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+    connections to a process that a test kills. It administers with the key in the application's file."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=30, verify=False, limits=limits, auth=authorize)
 
 
 def command_line(process: psutil.Process) -> str:

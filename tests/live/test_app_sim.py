@@ -1,13 +1,18 @@
 """The whole application through Ray Serve on sim engines: API on both ports, SDK, CLI, and a clean end."""
 
+import os
+import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from openai import OpenAI
 
+from app.admin_key import key_path
 from sluice import Sluice
 from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
 
@@ -18,6 +23,11 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with serving(config_file(tmp_path_factory.mktemp("sim"), "sim.yaml")) as running:
         yield running
+    assert not key_file(running).exists()
+
+
+def key_file(app: App) -> Path:
+    return key_path(int(app.url.rpartition(":")[2]))
 
 
 def chat(url: str, **kw: object) -> httpx.Response:
@@ -74,6 +84,39 @@ def test_the_sdk_and_the_command_work_against_it(app: App) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
+
+
+def test_the_admin_key_is_in_a_file_that_the_command_reads_and_a_restart_keeps(app: App) -> None:
+    path = key_file(app)
+    key = path.read_text().strip()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    app.wait(lambda _: str(path) in app.log.read_text(), "the greeting names the file")
+    assert key not in app.log.read_text()
+    for url in (app.url, app.serve_url):
+        refused = httpx.get(f"{url}/sluice/admin/policy", timeout=PATIENCE_S)
+        assert refused.status_code == 401 and str(path) in refused.json()["error"]["message"]
+        told = httpx.get(
+            f"{url}/sluice/admin/policy", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S
+        )
+        assert told.status_code == 200
+
+    def show() -> None:
+        env = {**os.environ, "SLUICE_BASE_URL": app.url}
+        command = [sys.executable, "-m", "sluice.cli", "policy", "show"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    show()
+    killed = app.replica_pid("Ingress")
+    os.kill(killed, signal.SIGKILL)
+    app.wait(
+        lambda status: status["ready"] and killed not in app.replica_pids("Ingress"),
+        "another ingress serves",
+    )
+    assert path.read_text().strip() == key
+    show()
 
 
 def test_requests_go_through_prefill_pool_and_decode(app: App) -> None:

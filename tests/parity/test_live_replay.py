@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.admin_key import authorize
 from app.replay import logs
 from policies.journal.replay import Step, replay
 from policies.routing.registry import DECODE, PREFILL
@@ -109,7 +110,10 @@ def configure(folder: Path) -> Any:
 
 def switch(app: App, prefill: str, decode: str) -> httpx.Response:
     answer: httpx.Response = httpx.put(
-        f"{app.url}/sluice/admin/policy", json={"prefill": prefill, "decode": decode}, timeout=PATIENCE_S
+        f"{app.url}/sluice/admin/policy",
+        json={"prefill": prefill, "decode": decode},
+        timeout=PATIENCE_S,
+        auth=authorize,
     )
     return answer
 
@@ -127,7 +131,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
         assert set(load.codes) <= {200, 429, 503}
         # streams that were decoding on the killed engine end with an error event; connections do not break
         assert load.broken == 0
-        status = httpx.get(f"{app.url}/sluice/admin/journal", timeout=PATIENCE_S).json()
+        status = httpx.get(f"{app.url}/sluice/admin/journal", timeout=PATIENCE_S, auth=authorize).json()
         assert status["write_errors"] == status["records_dropped"] == status["encode_errors"] == 0
         assert app.metric("sluice_router_policy_errors_total") == 0
     return [[line for path in files for line in path.read_text().splitlines()] for _, files in logs([folder])]
@@ -143,7 +147,11 @@ def drive(app: App, load: Load) -> None:
         assert refused.status_code == 400
         shown = app.status()["router"]["policy"]
         assert shown == {"prefill": prefill, "decode": decode}
-        told = httpx.get(f"{app.url}/sluice/admin/explain/{load.ids[len(load.ids) // 2]}", timeout=PATIENCE_S)
+        told = httpx.get(
+            f"{app.url}/sluice/admin/explain/{load.ids[len(load.ids) // 2]}",
+            timeout=PATIENCE_S,
+            auth=authorize,
+        )
         assert told.status_code == 200 and told.json()["decisions"]
         if i == 3:
             os.kill(app.replica_pid("DecodeAEngine"), signal.SIGKILL)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,11 @@ FAST_RETRY = RetryPolicy(max_retries=3, base_delay_s=0.001, max_delay_s=0.002)
 
 
 @pytest.fixture(autouse=True)
-def no_sluice_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_sluice_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("SLUICE_BASE_URL", "SLUICE_API_KEY", "SLUICE_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
+    # Key files of servers on this machine lie there.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from sluice import Sluice
 from sluice.cli import main
 from tests.sluice.drivers import Driver
 from tests.sluice.server import ContractServer, answers, api_error
@@ -110,6 +113,56 @@ def test_the_admin_key_is_sent_where_it_belongs_and_nowhere_else(
     driver.call(server.url, "explain", "chatcmpl-1")
     sent = [request.headers["authorization"] for request in server.requests]
     assert sent == ["Bearer root", "Bearer user", "Bearer from-env"]
+
+
+@pytest.fixture
+def key_file(server: ContractServer, tmp_path: Path) -> Path:
+    """The key file of the server, as `app.admin_key` writes it."""
+    folder = tmp_path / f"sluice-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    file = folder / f"admin-key-{server.url.rpartition(':')[2]}"
+    file.write_text("from-file\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_the_key_file_of_this_machine_is_read_at_each_call_where_no_key_is_given(
+    server: ContractServer, driver: Driver, monkeypatch: pytest.MonkeyPatch, key_file: Path
+) -> None:
+    server.on("GET /v1/models", answers(200, {"data": []}))
+    driver.call(server.url, "policies")
+    driver.call(server.url, "explain", "chatcmpl-1", settings={"api_key": "user"})
+    driver.call(server.url, "models")
+    driver.call(server.url, "models", settings={"api_key": "user"})
+    driver.call(server.url, "policies", settings={"admin_key": "root"})
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "from-env")
+    driver.call(server.url, "policies")
+    monkeypatch.delenv("SLUICE_ADMIN_KEY")
+    key_file.write_text("another\n")
+    driver.call(server.url, "policies")
+    sent = [request.headers.get("authorization") for request in server.requests]
+    assert sent == [
+        "Bearer from-file",
+        "Bearer from-file",
+        None,
+        "Bearer user",
+        "Bearer root",
+        "Bearer from-env",
+        "Bearer another",
+    ]
+
+
+@pytest.mark.usefixtures("key_file")
+def test_the_key_file_is_not_read_for_a_client_of_the_callers(server: ContractServer) -> None:
+    with httpx.Client() as http, Sluice(server.url, http_client=http) as client:
+        client.policies()
+    assert "authorization" not in server.requests[0].headers
+
+
+@pytest.mark.usefixtures("key_file")
+def test_a_command_reads_the_key_file(server: ContractServer, capsys: Captured) -> None:
+    assert main(["policy", "show"]) == 0
+    assert server.requests[0].headers["authorization"] == "Bearer from-file"
 
 
 def test_a_change_is_one_request(server: ContractServer, driver: Driver) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.engine.sim.links import SimLink
 from actors.engine.watchdog import StallLimits
+from actors.flow.reader import SILENT_S
 from actors.wire.messages import KV_EVENTS, EngineInfo, Role
 from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import PROFILES, TimingProfile
@@ -28,8 +29,10 @@ class SimEngineConfig:
     reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together. `faults` is a folder of orders to fail, for tests of
     failures only (`actors.engine.sim.faults`). With `flow_agent`, the address of its node's flow agent, reads wait for
-    permits; `flow_node` is the node's name there. Steps that stand still for `stall_s` are a stall, and after
-    `replace_after_stalls` times as long the engine is replaced, as one of vLLM is (`actors.engine.watchdog`).
+    permits; `flow_node` is the node's name there. Reads whose agent is silent for `flow_silent_s`, in seconds of the
+    engine's own running time, go on without permits; beats come every 5 ms. Steps that stand still for `stall_s` are a
+    stall, and after `replace_after_stalls` times as long the engine is replaced, as one of vLLM is
+    (`actors.engine.watchdog`).
 
     `span` are further nodes over which the instance lies, each with the address of its flow agent ("" is that of
     `flow_agent`): a request's KV lies on one of all these nodes, each of which has the `links`. With `layer_groups`
@@ -63,6 +66,7 @@ class SimEngineConfig:
     faults: str | None = None
     flow_agent: str = ""
     flow_node: str = ""
+    flow_silent_s: float = SILENT_S
     span: Mapping[str, str] = field(default_factory=dict)
     layer_groups: int = 1
     collective_bytes_per_token: float = 0.0
@@ -81,7 +85,7 @@ class SimEngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("lease_s", "max_lease_s", "pull_timeout_s", "stall_s"):
+        for name in ("lease_s", "max_lease_s", "pull_timeout_s", "flow_silent_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0 seconds")
         if not self.hold_transfers_s >= 0:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.flow.client import ReadsClient
-from actors.flow.reader import Finished, Post
+from actors.flow.reader import Finished, Post, ReaderConfig
 from actors.wire.channel import Identity
 from policies.flow.base import Flow
 
@@ -164,7 +164,8 @@ class FlowMover:
         self._loop = asyncio.get_running_loop()
         for node in self._config.nodes:
             worker = self._config.engine_id if node == self._config.flow_node else f"{me.id}@{node}"
-            client = ReadsClient(self._config.agent_of(node), node, worker, me.secret)
+            config = ReaderConfig(self._config.flow_silent_s)
+            client = ReadsClient(self._config.agent_of(node), node, worker, me.secret, config)
             self._reads[node] = PermittedReads(
                 client, self._bytes_per_s, self._post, self._finished, self._broken
             )

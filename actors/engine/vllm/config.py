@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from actors.engine.cores import split_ranks
+from actors.flow.reader import SILENT_S
 from actors.wire.messages import Role
 from policies.engine_model.leases import MAX_LEASE_S
 
@@ -63,7 +64,9 @@ class VllmEngineConfig:
     `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). Reads of KV wait for permits
     of the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address none waits.
     `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
-    `side_channel_host`). `integrity` says how many of the blocks that are read are compared with the lender's by
+    `side_channel_host`). Reads whose agent is silent for `flow_silent_s`, in seconds of the reading thread's own
+    running time, go on without permits; beats come every 5 ms, and they are late on a machine whose cores are all
+    busy. `integrity` says how many of the blocks that are read are compared with the lender's by
     checksums. `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
@@ -95,6 +98,7 @@ class VllmEngineConfig:
     kv_buffer_device: Device | None = None
     flow_agent: str = ""
     flow_node: str = ""
+    flow_silent_s: float = SILENT_S
     integrity: Integrity = "off"
     block_allocator: BlockAllocator = "segments"
     tool_parser: str | None = None
@@ -143,6 +147,7 @@ class VllmEngineConfig:
             not self.flow_agent or self.flow_agent.startswith(("unix:", "tcp:")),
             f"flow_agent must be empty, unix:/path or tcp:host:port, got {self.flow_agent!r}",
         )
+        _require(self.flow_silent_s > 0, f"flow_silent_s must be above 0, got {self.flow_silent_s}")
         _require(
             self.integrity in get_args(Integrity),
             f"integrity must be one of {', '.join(get_args(Integrity))}, got {self.integrity!r}",
@@ -211,6 +216,7 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
             BLOCK_ALLOCATOR: config.block_allocator,
             "flow_agent": config.flow_agent,
             "flow_node": config.flow_node or config.side_channel_host,
+            "flow_silent_s": config.flow_silent_s,
             "integrity": config.integrity,
             **config.connector_args,
         },

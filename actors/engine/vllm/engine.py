@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHUTDOWN_S = 10.0
+SHUTDOWN_S = 10.0
+"""Seconds that vLLM gets to end its processes by itself."""
 
 
 class VllmEngine:
@@ -176,8 +177,9 @@ class VllmEngine:
                 self._watch.kill()
         if llm is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
-            remove_kv_sockets(self._config)
+            await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=SHUTDOWN_S))
+            if llm.vllm_config.kv_events_config is not None:
+                remove_kv_sockets(llm.vllm_config.kv_events_config)
         self._starter.shutdown(wait=False)
 
     # -------------------------------------------------------------------------------------------- requests

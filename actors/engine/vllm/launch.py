@@ -150,29 +150,22 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     return llm
 
 
-def kv_socket_directory(config: VllmEngineConfig) -> str:
-    """Returns the directory of the sockets for KV events, which is unique for the process and the engine. Its name is
-    short, because a unix socket's path has 107 characters at most.
-    """
-    return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.engine_id}")
-
-
-def remove_kv_sockets(config: VllmEngineConfig) -> None:
-    """Removes the directory that `kv_events_config` made, if there is one."""
-    shutil.rmtree(kv_socket_directory(config), ignore_errors=True)
+def remove_kv_sockets(events: Any) -> None:
+    """Removes the directory of the sockets of `kv_events_config`, if it is there."""
+    shutil.rmtree(os.path.dirname(events.endpoint.removeprefix("ipc://")), ignore_errors=True)
 
 
 def kv_events_config(config: VllmEngineConfig) -> Any:
-    """Returns the configuration of vLLM's publisher, on sockets of this node in a directory that only this user can
-    enter.
+    """Returns the configuration of vLLM's publisher, on sockets of this node in a new directory that only this user can
+    enter. Its name is not made of the process's id, because an engine that is killed leaves its directory behind, and
+    ids come again, in a container from 1 on. It is short, because a unix socket's path has 107 characters at most.
 
     The word "inproc" in the file names makes vLLM add the data-parallel rank to them; otherwise it would expect a TCP
     port.
     """
     from vllm.config.kv_events import KVEventsConfig
 
-    directory = kv_socket_directory(config)
-    os.makedirs(directory, mode=0o700)
+    directory = tempfile.mkdtemp(prefix=f"sluice-kv-{config.engine_id}-")
     return KVEventsConfig(
         enable_kv_cache_events=True,
         publisher="zmq",

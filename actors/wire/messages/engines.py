@@ -71,11 +71,13 @@ class EngineInfo(Part, frozen=True):
 
 class Announce(Wire, frozen=True):
     """Engine -> router: the facts about this engine, sent after each connect and when its state, role or duty changes.
-    The engine has had its duty for `duty_for_s` seconds.
+    The engine has had its duty for `duty_for_s` seconds. It became ready, was activated, or changed its role last
+    `active_for_s` seconds ago.
     """
 
     info: EngineInfo
     duty_for_s: float = 0.0
+    active_for_s: float = 0.0
 
 
 class SetRole(Wire, frozen=True):

@@ -8,6 +8,7 @@ answers. `/version` names the protocol in use.
 
 import asyncio
 import logging
+import resource
 import select
 import socket
 from collections.abc import Callable
@@ -17,8 +18,7 @@ from functools import partial
 import uvicorn
 
 from actors import garbage
-from app.ingress.admin import is_loopback
-from app.ingress.asgi import IngressApp
+from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
 
@@ -82,12 +82,16 @@ class Listener:
         config = self._config
         sock = self._socket = _bind(config)
         self.port = sock.getsockname()[1]
+        max_connections = _affordable(self._app.config.max_connections)
         fast_protocol = partial(
             FastHttpProtocol,
             dispatch=self._dispatch,
             max_body_bytes=self._app.config.max_body_bytes,
             slow_client_bytes=self._app.config.slow_client_bytes,
-            local=is_loopback(config.host),
+            memory=self._app.request_memory,
+            max_connections=max_connections,
+            observed=OBSERVED,
+            refused=self._app.metrics.listener_refused,
         )
         self._app.transport = "fast" if config.fast else "plain"
         settings = uvicorn.Config(
@@ -105,6 +109,8 @@ class Listener:
             proxy_headers=False,
             backlog=config.backlog,
             timeout_keep_alive=int(config.keep_alive_s),
+            # uvicorn's own protocol counts the new connection, too
+            limit_concurrency=max_connections + 1,
         )
         settings.load()
         server = uvicorn.Server(settings)
@@ -174,6 +180,20 @@ class Listener:
             except Exception:  # a bug; the sweep goes on
                 self._app.metrics.internal_errors.inc()
                 log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
+
+
+def _affordable(max_connections: int) -> int:
+    """Returns the connections that clients may have: a quarter of the file descriptors stays for engines and router."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    affordable = max_connections if files == resource.RLIM_INFINITY else min(max_connections, files * 3 // 4)
+    if affordable < max_connections:
+        log.warning(
+            "at most %d connections (ingress.options.max_connections is %d), because the process may open %d files",
+            affordable,
+            max_connections,
+            files,
+        )
+    return affordable
 
 
 def _bind(config: ListenerConfig) -> socket.socket:

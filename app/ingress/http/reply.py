@@ -20,15 +20,13 @@ GONE_SLOW = "client reads too slowly"
 class Request:
     """One HTTP request with its whole body.
 
-    `headers` has lower-case names; of headers with equal names it keeps the last. `local` says that the request came
-    to a listener that only this machine reaches.
+    `headers` has lower-case names; of headers with equal names it keeps the last.
     """
 
     method: str
     path: str
     headers: dict[bytes, bytes]
     body: bytes
-    local: bool = False
 
 
 class Reply(Protocol):

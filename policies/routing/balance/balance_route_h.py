@@ -64,7 +64,8 @@ class BalanceRouteH:
     # G / 2 to 4 G make no clear difference in the same sweep.
     beta: Annotated[float, Number(low=0.0)] | None = None
     """Weight of an overflow. With null it is G, the number of workers."""
-    window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8  # ASSUMPTION
+    # As `BalanceRoute0.window`, which says why.
+    window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 12
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0  # ASSUMPTION
     """Free slots per worker at or above which stage 1 runs."""

@@ -28,6 +28,12 @@ Before the first sequence has ended, o is not known and the term is the paper's.
 that is better than a free slot elsewhere. If no worker that it fits has one, it waits in the pool, where it can take
 whatever slot frees first.
 
+The default is not the paper's, because the paper's costs time wherever it is used: with one sequence beyond the slots,
+its mean TTFT is above that with none in five of six cells of `python -m benchmarks run overcommit`, and further above
+with each further one, as its queue has no bound of its own; that of "slot" does not change beyond its interval
+(docs/results.md: "NetKV, the paper's, 1 beyond the slots"). Where a batch frees a slot with the next step, the default
+too prefers a near worker that is full for one step to a far free one.
+
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
 oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term

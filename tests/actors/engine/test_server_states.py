@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.engine import server
-from actors.engine.report import Reporter
+from actors.engine.report import QUIET_ROUNDS, Reporter
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.wire.channel import Channel, Identity
@@ -174,6 +174,49 @@ async def test_a_change_of_state_is_announced_at_once(rig: Rig, tmp_path: Path) 
         reporter.announce()
         await until(lambda: len(announced()) > 4, "the drain's announcement")
         assert announced()[-1] == "down"
+    finally:
+        await reporter.stop()
+        listener.close()
+
+
+async def test_an_idle_engine_is_looked_at_once_a_second_until_work_comes(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Status] = []
+    me = Identity("router", "r")
+    listener, address = await listen(
+        f"unix:{tmp_path}/router.sock",
+        lambda: Channel(me, lambda _, m: heard.append(m) if isinstance(m, Status) else None),
+    )
+    node = await rig.node(SimEngine(SimEngineConfig("e")), "e")
+    looks, status = 0, node.server.status
+
+    def looked() -> Status:
+        nonlocal looks
+        looks += 1
+        return status()
+
+    monkeypatch.setattr(node.server, "status", looked)
+    reporter = Reporter(Identity("engine", "e"), node.server, lambda: asyncio.sleep(0, (address,)))
+    reporter.start()
+    try:
+        await until(lambda: reporter._quiet >= QUIET_ROUNDS, "it is idle")
+        told, looks = len(heard), 0
+        await until(lambda: len(heard) == told + 3, "three more reports")
+        # ten looks a report would be 30
+        assert looks <= 6
+        node.client.decode("r", [1, 2, 3], max_tokens=2_000)
+        await until(lambda: heard[-1].running, "the work is told")
+        told, looks = len(heard), 0
+        await until(lambda: len(heard) == told + 3, "reports of the work")
+        assert looks <= 6
+        node.client.cancel("r")
+        await until(lambda: reporter._quiet >= QUIET_ROUNDS, "it is idle again")
+        told = len(heard)
+        node.server.refuse_new_work()
+        await until(lambda: heard[-1].state == "draining", "the state is told")
+        # one that was due may have come before
+        assert len(heard) <= told + 2
     finally:
         await reporter.stop()
         listener.close()

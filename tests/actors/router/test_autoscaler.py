@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 
+from actors.router.forecasts import Forecasts, PredictorConfig
 from actors.router.server import RouterServer
 from actors.scaling.server import observation_of
 from actors.wire import messages as wire
@@ -116,6 +118,56 @@ async def test_it_learns_how_long_activations_and_switches_take_and_how_engines_
     while not told.starts:  # type: ignore[attr-defined]
         told = await a.get(wire.FleetObserved)
     assert told.starts == {"d": wire.Started(5.0, 1.0, 2.0, 3.0, 0.5)}  # type: ignore[attr-defined]
+
+
+async def test_an_order_to_an_engine_that_dies_with_it_is_forgotten(router: RouterServer) -> None:
+    _, d, _ = await serving(router)
+    a = await autoscaler(router)
+    a.channel.send(wire.Assign("d", "prefill", "active"))
+    await d.get(wire.SetRole)
+    assert set(router._autoscaler._sent) == {"d"}
+    d.channel.close()
+    await until(lambda: router.engines.channel("d") is None)
+    await until(lambda: not router._autoscaler._sent)
+
+
+async def test_the_ages_of_engines_go_with_the_attempts_that_they_serve(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    await autoscaler(router)
+    await until(lambda: router._autoscaler._observer is not None)
+    assert router._autoscaler._observer is not None
+    ages = router._autoscaler._observer._ages._ages
+    for attempt_id in ("r-1", "r-2", "r-3"):
+        i.channel.send(wire.Submit(attempt_id, prompt_tokens=10, max_tokens=4))
+    await i.get(wire.RoutePrefill, lambda m: m.attempt_id == "r-2")  # type: ignore[attr-defined]
+    # the third one waits at the router
+    assert set(ages) == {"r-1", "r-2"}
+    i.channel.send(wire.Closed("r-1", "cancelled", 0))
+    await until(lambda: set(ages) == {"r-2", "r-3"})
+    i.channel.close()
+    await until(lambda: not ages)
+
+
+class NoNumber(Forecasts):
+    """Predictors whose forecast is not a number."""
+
+    def arrived(self, submit: wire.Submit, now_s: float, wanted: bool = False) -> float | None:
+        return math.nan
+
+
+async def test_a_request_whose_forecast_is_no_number_is_decided_and_the_fault_is_counted(
+    router: RouterServer,
+) -> None:
+    _, _, i = await serving(router)
+    await autoscaler(router)
+    await until(lambda: router._autoscaler._observer is not None)
+    assert router._autoscaler._observer is not None
+    router._autoscaler._observer._from_s = 0.0
+    router._forecasts = NoNumber(PredictorConfig(enabled=True))
+    i.channel.send(wire.Submit("r-1", prompt_tokens=10, max_tokens=4))
+    await i.get(wire.RoutePrefill)
+    assert i.channel.open
+    assert router.status().totals["internal_errors"] == 1
 
 
 async def test_what_it_has_learned_is_shown_while_it_is_connected(router: RouterServer) -> None:

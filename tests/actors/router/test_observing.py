@@ -16,7 +16,7 @@ from policies.routing.registry import decode_policy, prefill_policy
 from policies.scaling.observation import Duty, Observation
 from policies.scaling.timing_fit import Fit
 from policies.state import events as ev
-from policies.state.views import Request, Role
+from policies.state.views import Request
 
 
 class Fleet:
@@ -26,6 +26,7 @@ class Fleet:
         self.known: dict[str, EngineInfo] = {}
         self.reported: dict[str, Status] = {}
         self.since_s: dict[str, float] = {}
+        self.active_s: dict[str, float] = {}
 
     def engine(self, name: str, role: Any = "decode", **more: Any) -> None:
         facts = (name, role, "sim", "m", "g", (), 8, 100, 16, 1024)
@@ -43,6 +44,9 @@ class Fleet:
 
     def duty_since_s(self, engine_id: str) -> float | None:
         return self.since_s.get(engine_id)
+
+    def active_since_s(self, engine_id: str) -> float | None:
+        return self.active_s.get(engine_id)
 
 
 class Watched:
@@ -142,23 +146,25 @@ def test_the_windows_of_a_new_router_go_on_in_number(
 
 
 def test_what_a_new_engine_serves_does_not_count_at_first(watched: Watched) -> None:
-    watched.fleet.engine("d")
-    d = watched.dispatcher
-    d.handle(ev.EngineUp(100.0, "p", Role.PREFILL, "g", "n0", 8, 1600))
-    d.handle(ev.EngineUp(100.0, "d", Role.DECODE, "g", "n0", 8, 1600))
+    """Of both engines the one that became active later counts, when the request was given to it at 110 s."""
     late = RequestEnd("finished", "interactive", 9.0, 0.05, 5)
-    for name, since_s in (("r0", 108.0), ("r1", 50.0)):
-        watched.fleet.since_s["d"] = since_s
+    for name, prefill_s, decode_s in (("r0", 50.0, 108.0), ("r1", 108.0, 50.0), ("r2", 50.0, 104.0)):
+        watched.fleet.active_s = {"p": prefill_s, "d": decode_s}
         watched.arrive(name, SLO)
-        d.state.apply(ev.Arrived(100.0, Request(name, 100.0, 10, 8)))
-        d.state.apply(ev.PrefillRouted(100.0, name, "p", colocated=False))
-        d.state.apply(ev.PrefillDone(100.0, name, 200.0, 1, 0))
-        d.state.apply(ev.DecodeRouted(100.0, name, "d"))
+        watched.observer.routed(name, "p", decodes=False)
+        watched.observer.routed(name, "d", decodes=True)
+        # a switch or another activation meanwhile is not asked for
+        watched.fleet.active_s["d"] = 110.0
         watched.observer.ended(name, late)
+    # whose engines this router did not choose
+    watched.arrive("r3", SLO)
+    watched.observer.routed("r3", "gone", decodes=True)
+    watched.observer.ended("r3", late)
     seen = watched.window()
     assert seen.windows is not None
     (window,) = seen.windows
-    assert (window.ended, window.missed) == (2, 1)
+    # 6 s is longer than an engine settles
+    assert (window.ended, window.missed) == (4, 2)
 
 
 def test_engines_have_the_duty_that_their_state_leaves_them(watched: Watched) -> None:

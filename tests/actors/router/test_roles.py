@@ -10,6 +10,7 @@ import pytest
 from actors.engine.report import Reporter
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.ranks import sim_engine
+from actors.router.clock import clock_s
 from actors.router.roles import Roles
 from actors.router.server import RouterServer
 from actors.wire.channel import Channel, Identity
@@ -102,6 +103,27 @@ async def duty(cluster: Cluster, name: str, *order: Any) -> EngineInfo:
     await until(lambda: announced(cluster, name)[:2] == order[:2], f"{name} as {order}")
     (info,) = [info for info in cluster.router.engines.infos() if info.id == name]
     return info
+
+
+async def test_an_engine_is_active_since_it_was_ready_activated_or_switched_and_not_since_it_was_made_warm(
+    cluster: Cluster,
+) -> None:
+    node = await cluster.engine("d", "decode")
+    begun_s = node.server._active_since_s
+    for order, begins in (
+        (("decode", "warm"), False),
+        (("decode", "active"), True),
+        (("prefill", "active"), True),
+        (("prefill", "warm"), False),
+    ):
+        await duty(cluster, "d", *order)
+        before_s, begun_s = begun_s, node.server._active_since_s
+        assert (begun_s > before_s) == begins
+        # the router knows it by its own clock
+        told_s = cluster.router.engines.active_since_s("d")
+        assert told_s is not None
+        assert told_s == pytest.approx(clock_s() - node.server.active_for_s, abs=5.0)
+    assert cluster.router.engines.active_since_s("nobody") is None
 
 
 def announced(cluster: Cluster, name: str) -> tuple[str, str]:

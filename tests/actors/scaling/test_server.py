@@ -279,6 +279,42 @@ async def test_a_late_observation_is_not_acted_on_and_the_next_one_in_time_is(
     await scaler.stop()
 
 
+class SlowStore(Memory):
+    """A store that saves only while `open` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.saving = asyncio.Event(), 0
+
+    async def save(self, memory: str) -> None:
+        self.saving += 1
+        await self.open.wait()
+        await super().save(memory)
+
+
+async def test_an_order_is_answered_only_after_it_has_been_saved(fleet: Cluster) -> None:
+    memory = SlowStore()
+    memory.open.set()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0 and memory.saving > 0, "a round")
+    memory.open.clear()
+    before = memory.saving
+    first = asyncio.create_task(ask(fleet, counts={"d": 2}))
+    await until(lambda: memory.saving > before, "the order is being saved")
+    second = asyncio.create_task(ask(fleet, counts={"d": 1}))
+    await until(
+        lambda: scaler.controller.manual and scaler.controller.manual.counts["d"] == 1, "the other order"
+    )
+    # what changes nothing is answered at once
+    assert (await ask(fleet))[0] == 200
+    done, _ = await asyncio.wait({first, second}, timeout=1.0)
+    assert not done
+    memory.open.set()
+    assert (await first)[0] == (await second)[0] == 200
+    assert memory.saved is not None and json.loads(memory.saved)["manual"]["counts"]["d"] == 1
+    await scaler.stop()
+
+
 async def test_an_error_of_the_policy_is_told_and_journalled_and_questions_and_orders_go_on(
     fleet: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

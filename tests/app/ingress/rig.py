@@ -9,7 +9,7 @@ ingress sent it.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,19 @@ from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect, listen
+from app.admin_key import KeyFile
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
-from app.ingress.tokenizer import WordCodec
+from app.ingress.tokenizer import TextCodec, WordCodec
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 
 MODEL = "tiny"
+ADMIN_KEY = "the key of the rig"
+"""The admin key of a rig whose configuration has none; its client sends it with every request."""
 VOCAB = 1000
 
 
@@ -232,6 +235,8 @@ async def rig(
     config: IngressConfig | None = None,
     listener: ListenerConfig | None = None,
     network: RouterNetwork | None = None,
+    key_file: KeyFile | None = None,
+    codec: TextCodec | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end."""
@@ -240,15 +245,17 @@ async def rig(
     router = make_router(directory, network, **dispatch)
     await router.start([f"unix:{directory}/router.sock"])
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
+    if key_file is None and not config.admin_keys:
+        config = replace(config, admin_keys=(ADMIN_KEY,))
     metrics = IngressMetrics(MODEL)
 
     async def find() -> tuple[str, ...]:
         return router.addresses
 
     connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
-    app = IngressApp(config, connections, WordCodec(VOCAB), metrics, {"version": "0.0"})
+    app = IngressApp(config, connections, codec or WordCodec(VOCAB), metrics, {"version": "0.0"}, key_file)
     http = Listener(app, listener or ListenerConfig(port=0))
-    client = httpx.AsyncClient(timeout=100)
+    client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
     try:
         await http.start()
@@ -269,6 +276,12 @@ async def rig(
         for engine in engines:
             await engine.stop()
         await router.stop()
+
+
+def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
+    """The bytes of one HTTP request."""
+    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def pair(directory: Path, **more: Any) -> list[ScriptedEngine]:

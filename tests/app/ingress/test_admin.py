@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.wire.channel import Identity
-from app.ingress.admin import admin_keys, is_loopback
+from app.admin_key import KeyFile
+from app.ingress.admin import AdminApi, admin_keys
 from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
-from app.ingress.http.listener import ListenerConfig
-from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, pair, rig, until
 
 KEY = "a-good-admin-key"
 POLICY, EXPLAIN = "/sluice/admin/policy", "/sluice/admin/explain/"
@@ -28,6 +29,13 @@ async def made(tmp_path: Path) -> AsyncIterator[Rig]:
         yield started
 
 
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files that nothing else uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 def keyed(**more: Any) -> IngressConfig:
     return IngressConfig(
         served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(KEY, "another-key"), **more
@@ -37,29 +45,67 @@ def keyed(**more: Any) -> IngressConfig:
 # ------------------------------------------------------------------------------------------------------------- who may
 
 
-async def test_this_machine_may_without_a_key_on_a_loopback_listener(made: Rig) -> None:
-    answer = await made.client.get(POLICY)
-    assert answer.status_code == 200
-    assert answer.json()["decode"]["name"] == "join_shortest_queue"
+NGINX = {"host": "127.0.0.1:8000", "connection": "close", "authorization": ""}
+"""The headers that nginx adds with nothing but `proxy_pass http://127.0.0.1:8000`: nothing names the proxy."""
 
 
 @pytest.mark.parametrize(
     "headers",
-    [{"host": "evil.example"}, {"host": ""}, {"x-forwarded-for": "10.0.0.1"}, {"via": "1.1 proxy"}],
+    [
+        NGINX,
+        {"authorization": ""},
+        {"authorization": "", "host": "localhost"},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {ADMIN_KEY}"},
+    ],
 )
-async def test_a_rebound_name_and_a_proxy_are_not_this_machine(made: Rig, headers: dict[str, str]) -> None:
-    answer = await made.client.get(POLICY, headers=headers)
-    assert answer.status_code == 403 and "SLUICE_ADMIN_KEYS" in answer.json()["error"]["message"]
+async def test_no_address_gives_the_right_to_administer(made: Rig, headers: dict[str, str]) -> None:
+    for answer in (
+        await made.client.get(POLICY, headers=headers),
+        await made.client.put(POLICY, headers=headers, json={"dispatch": {"max_queue": 1}}),
+        await made.client.get(EXPLAIN + "x", headers=headers),
+        await made.client.get("/sluice/admin/journal/9", headers=headers),
+        await made.client.put(SCALE, headers=headers, json={"counts": {"d": 2}}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "admin_key")
+    for path in ("/sluice/status", "/metrics", "/health", "/version", "/", "/v1/models"):
+        assert (await made.client.get(path, headers=headers)).status_code == 200
 
 
-async def test_a_listener_on_all_addresses_needs_a_key(tmp_path: Path) -> None:
-    async with rig(tmp_path, pair(tmp_path), listener=ListenerConfig(host="0.0.0.0", port=0)) as made:
-        assert (await made.client.get(POLICY)).status_code == 403
-        assert (await made.client.get("/sluice/status")).status_code == 200
+async def test_without_configured_keys_the_key_is_that_in_the_file_which_the_answer_names(
+    tmp_path: Path, own_folder: Path
+) -> None:
+    key_file = KeyFile(8000)
+    async with rig(tmp_path, pair(tmp_path), key_file=key_file) as made:
+        answer = await made.client.get(POLICY, headers=NGINX)
+        assert answer.status_code == 401 and str(key_file.path) in answer.json()["error"]["message"]
+        key = key_file.path.read_text().strip()
+        assert key not in answer.text
+
+        async def status(given: str) -> int:
+            headers = {"authorization": f"Bearer {given}"}
+            return (await made.client.get(POLICY, headers=headers)).status_code
+
+        assert [await status(key), await status(key[:-1]), await status(key + "x")] == [200, 401, 401]
+        # whoever removes the file has the key replaced
+        key_file.path.unlink()
+        assert await status(key) == 401
+        assert await status(key_file.path.read_text().strip()) == 200
+        # and what others can read is no key
+        key_file.path.chmod(0o644)
+        answer = await made.client.get(POLICY, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 401 and "mode 644" in answer.json()["error"]["message"]
+
+
+async def test_an_application_without_any_key_lets_nobody_administer(made: Rig) -> None:
+    made.app._admin = AdminApi((), None, made.connections, made.app._respond_json)
+    answer = await made.client.get(POLICY, headers={"authorization": "Bearer"})
+    assert answer.status_code == 401 and "set its SLUICE_ADMIN_KEYS" in answer.json()["error"]["message"]
 
 
 async def test_serves_own_port_needs_a_key(made: Rig) -> None:
-    assert (await asgi(made, "GET", POLICY))[0] == 403
+    assert (await asgi(made, "GET", POLICY))[0] == 401
+    assert (await asgi(made, "GET", POLICY, (b"authorization", f"Bearer {ADMIN_KEY}".encode())))[0] == 200
 
 
 async def test_with_keys_only_a_key_counts_on_every_port(tmp_path: Path) -> None:
@@ -86,21 +132,6 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert admin_keys() == (KEY, "another-key")
     monkeypatch.delenv("SLUICE_ADMIN_KEYS")
     assert admin_keys() == ()
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("x", False),
-    ],
-)
-def test_loopback_is_known_by_its_address(host: str, local: bool) -> None:
-    assert is_loopback(host) is local
 
 
 # ------------------------------------------------------------------------------------------------------------ policies

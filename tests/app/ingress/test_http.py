@@ -14,7 +14,7 @@ import pytest
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.http.listener import ListenerConfig
-from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+from tests.app.ingress.rig import MODEL, Rig, pair, raw, rig, until
 
 
 @pytest.fixture(params=["fast", "plain"])
@@ -213,11 +213,6 @@ async def talk(made: Rig, data: bytes, until_eof: bool = True) -> bytes:
         writer.close()
 
 
-def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
 async def test_pipelined_requests_are_answered_in_order(fast: Rig) -> None:
     slow = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a", "max_tokens": 3, "stream": True}))
     whole = raw("POST", "/v1/completions", orjson.dumps({"prompt": "b", "max_tokens": 1}))
@@ -292,6 +287,8 @@ async def test_head_has_no_body(fast: Rig) -> None:
         (b"GET / HTTP/9.9\r\n\r\n", b"400"),
         (b"POST /v1/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", b"431"),
+        # 2,000 headers of 1 and 0 bytes count (1 + 32) x 2,000 = 66,000 bytes
+        (b"GET / HTTP/1.1\r\n" + b"x:\r\n" * 2000 + b"\r\n", b"431"),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"431"),
         (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n", b"413"),
     ],

@@ -344,3 +344,27 @@ async def test_a_request_that_waits_in_the_pool_for_several_leases_keeps_its_kv(
         cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
         assert metrics.prefill_tokens == sum(prompts) - sum(cached)
         assert engines["d"].server.engine.metrics().transfers == 2
+
+
+async def test_where_kv_cannot_move_the_decode_engine_computes_the_prompt(
+    tmp_path: Path, engines: dict[str, Sim]
+) -> None:
+    orders = tmp_path / "orders"
+    orders.mkdir()
+    async with rig(tmp_path, []) as made:
+        for name, role in (("p", "prefill"), ("d", "decode")):
+            options = {"faults": str(orders), "pull_timeout_s": 0.3}
+            engines[name] = await Sim.start(made, tmp_path, name, role, **options)
+        await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
+        body = {"prompt": "one two three", "max_tokens": 5}
+        undisturbed = (await made.client.post("/v1/completions", json=body)).json()["choices"]
+        (orders / "d").write_text('{"cut": true}')
+        await until(lambda: engines["d"].server.engine._faults.order.cut, "the order")  # type: ignore[attr-defined]
+        answer = await made.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"] == undisturbed
+        refused = await made.client.post(
+            "/v1/completions", json=body, headers={"x-sluice-mode": "disaggregated"}
+        )
+        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "kv_load")
+        await made.idle()

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,19 @@ from typing import Any
 import pytest
 
 from actors.wire import messages as wire
+from app.admin_key import key_path
 from app.ingress.config import IngressConfig
 from app.profile.command import COMPLETE, INCOMPLETE, UNUSABLE, WRONG, command
 from app.profile.file import load_heatmap
-from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, pair, rig, until
 
 STALE_S = 600.0
 """Age from which a status is stale: the engines here report once, and a slow test must not make them stale."""
+
+
+@pytest.fixture(autouse=True)
+def may_administer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
 
 
 @pytest.fixture
@@ -131,10 +138,18 @@ async def test_with_admin_keys_it_needs_one(
 ) -> None:
     engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path)]
     keyed = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=("an admin key",))
-    monkeypatch.delenv("SLUICE_ADMIN_KEY", raising=False)
+    monkeypatch.delenv("SLUICE_ADMIN_KEY")
     async with rig(tmp_path, engines, keyed, status_stale_s=STALE_S) as made:
         assert await profile(tmp_path / "map.json", made.url) == WRONG
         assert "401: Administration needs one of the admin keys" in capsys.readouterr().err
+        # the key of a server of this machine is read from its file
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        port = made.listener.port
+        key_path(port).parent.mkdir(mode=0o700)
+        key_path(port).touch(mode=0o600)
+        key_path(port).write_text("an admin key")
+        assert await profile(tmp_path / "of-file.json", made.url) == COMPLETE
+        key_path(port).unlink()
         monkeypatch.setenv("SLUICE_ADMIN_KEY", "an admin key")
         assert await profile(tmp_path / "map.json", made.url) == COMPLETE
 

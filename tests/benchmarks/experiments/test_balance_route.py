@@ -121,6 +121,7 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
         "throughput_same_load_tok_s": 900.0,
         "barrier_free_tok_s": 1_000.0,
         "full_imbalance_tokens": 8_000.0,
+        "rejected": 0.0,
     }
     runs = {}
     for variant in variants:
@@ -170,3 +171,17 @@ def test_only_known_cases_run_without_traces(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("SLUICE_TRACES", raising=False)
     names = {v.config["case"] for v in table1.variants(quick=False)}
     assert names == {"recurring-long"}
+
+
+def test_ours_is_also_run_with_leases_that_end() -> None:
+    """Leases of 30 s, renewed for 600 s in all, as a deployment grants; all else is ours."""
+    ours, leased = (
+        cluster.config_of("recurring-long", f"{rule} oracle", 8, True) for rule in ("ours", "ours_leased")
+    )
+    assert leased == ours | {"lease_s": 30.0, "max_lease_s": 600.0}
+    case = cluster.CASES["recurring-long"]
+    load = cluster.load_of(case, 8, 16.0, 100, 100, 0)
+    specs = [cluster.sim_config(config, case, load, 0).engines[0] for config in (ours, leased)]
+    assert [(spec.lease_s, spec.max_lease_s) for spec in specs] == [(1e6, 1e6), (30.0, 600.0)]
+    for experiment, name in ((table1, "recurring-long/ours_leased oracle"), (table2, "8/ours_leased oracle")):
+        assert name in {v.name for v in experiment.variants(False)}

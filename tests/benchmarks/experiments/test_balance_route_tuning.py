@@ -1,5 +1,7 @@
 """The tuning of the paper's own BR-0 and BR-H: its variants differ in W and reading only, and its choice by hand."""
 
+import json
+
 import pytest
 
 from benchmarks.experiments import balance_route_cluster as cluster
@@ -14,7 +16,11 @@ IMBALANCE = {
 
 def made() -> Results:
     """Returns results of two seeds in which both methods have the imbalance above by workload and W (None: pool)."""
-    variants = {v.name: v.config for v in tuning.variants(False) if v.config.get("window") in (4, 8, None)}
+    variants = {
+        v.name: v.config
+        for v in tuning.variants(False)
+        if v.config.get("window") in (4, 8, None) and not tried(v.name)
+    }
     runs = {}
     for name, config in variants.items():
         seen = {tuning.IMBALANCE: IMBALANCE[config["case"]][config.get("window")]}
@@ -22,9 +28,13 @@ def made() -> Results:
     return Results("balance_route_tuning", False, variants, runs)
 
 
+def tried(name: str) -> bool:
+    return any(f", {param} " in name for values in tuning.TRIED.values() for param in values)
+
+
 def test_runs_are_of_the_training_part_and_differ_in_window_and_reading_only() -> None:
-    configs = [v.config for v in tuning.variants(False)]
-    assert {config["part"] for config in configs} == {"train"}
+    assert {v.config["part"] for v in tuning.variants(False)} == {"train"}
+    configs = [v.config for v in tuning.variants(False) if not tried(v.name)]
     for config in configs:
         params = {k: v for k, v in config["params"].items() if k not in ("window", "pool_wide")}
         assert params == cluster.PAPERS_OWN
@@ -40,6 +50,49 @@ def test_the_window_of_least_relative_imbalance_is_chosen() -> None:
     assert rows["br_h oracle: W of least imbalance"] == 4.0
     against = "reasoning-long, br_0: imbalance of the single of the pool against W 4"
     assert rows[against] == pytest.approx(-50.0)
+
+
+def test_each_parameter_of_both_forms_is_varied_alone_around_the_values_in_use() -> None:
+    variants = {v.name: v.config["params"] for v in tuning.variants(False) if tried(v.name)}
+    for method, grids in tuning.TRIED.items():
+        base = cluster.config_of("recurring-long", method, 8, False)["params"]
+        for param, values in grids.items():
+            assert tuning.in_use(method, param) in values
+            for value in values:
+                name = f"reasoning-long, {method}, {param} {json.dumps(value)}"
+                assert variants.pop(name) == base | {param: value}
+                assert variants.pop(name.replace("reasoning", "recurring")) == base | {param: value}
+    assert not variants
+    # every constant of ours is the output of a run
+    assert set(cluster.OURS) - {"pool_wide"} <= set(tuning.TRIED[tuning.OURS])
+    sizes = [sum(map(len, grids.values())) for grids in tuning.TRIED.values()]
+    # beside the paper's form stand the values of W
+    assert abs(sizes[0] + len(tuning.WINDOWS) - sizes[1]) <= 5
+
+
+@pytest.mark.parametrize(
+    ("long", "above", "best"),
+    [
+        # beta 3, in use, has 110/100 + 60/60 = 2.1, beta 4 100/100 + 90/60 = 2.5
+        ({2.0: 180.0, 3.0: 60.0, 4.0: 90.0, None: 300.0}, 0.0, "3.0"),
+        # 110/100 + 60/30 = 3.1 against 2
+        ({2.0: 180.0, 3.0: 60.0, 4.0: 30.0, None: 300.0}, 55.0, "4.0"),
+    ],
+)
+def test_the_value_in_use_is_compared_with_the_best_of_its_parameter(
+    long: dict[float | None, float], above: float, best: str
+) -> None:
+    seen = {"recurring-long": {2.0: 200.0, 3.0: 110.0, 4.0: 100.0, None: 300.0}, "reasoning-long": long}
+    variants = {v.name: v.config for v in tuning.variants(False) if ", ours oracle, beta " in v.name}
+    runs = {
+        name: {seed: {tuning.IMBALANCE: seen[c["case"]][c["params"]["beta"]]} for seed in (0, 1)}
+        for name, c in variants.items()
+    }
+    windows = made()
+    results = Results("x", False, {**windows.variants, **variants}, {**windows.runs, **runs})
+    [row] = [row for row in tuning.compare(results) if "value in use" in row.name]
+    assert (row.ours, row.met) == (pytest.approx(above), above == 0.0)
+    assert row.note == f"best: {best}, in use: 3.0"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """The composition's cluster: what it carries, by hand; lengths do not depend on the load."""
 
+import json
+
 import pytest
 
-from benchmarks.experiments import composition, composition_cluster
+from benchmarks.experiments import composition, composition_cluster, composition_tuning
 from benchmarks.experiments.base import Results
+from policies.routing.base import Overcommit
+from policies.routing.registry import decode_policy
 
 CELL = {
     "gpus": 64,
@@ -75,6 +79,57 @@ def results(ttft_s: dict[str, list[float]], rate: dict[str, float]) -> Results:
 
 
 CELL_NAME = "9K 4:1 heavy barrier load 0.6"
+
+
+def test_the_papers_own_forms_are_parts_and_netkvs_feasible_set_is_by_memory_alone() -> None:
+    assert set(composition.PAPERS) < set(composition.PARTS)
+    assert composition.policy_config("NetKV, the paper's")["overcommit_slots"] >= 100_000
+    assert "overcommit_slots" not in composition.policy_config("NetKV")
+    dispatch = composition_cluster.sim_config(
+        {**CELL, **composition.policy_config("NetKV, the paper's")}, 0
+    ).dispatch
+    policy = decode_policy("netkv", composition.policy_config("NetKV, the paper's")["params"])
+    assert dispatch.overcommit_slots_of(policy) == composition_cluster.MANY
+    assert dispatch.overcommit_for(policy) is Overcommit.ALWAYS
+    # results of before they were run are compared without them
+    old = results({"composition": [1.5] * 4}, {})
+    kept = {n: c for n, c in old.variants.items() if c["label"] not in composition.PAPERS}
+    fewer = Results("composition", False, kept, {n: old.runs[n] for n in kept})
+    assert composition.parts(fewer) == ["NetKV", "BR-H", "BR-0", "JSQ", "CLA"]
+    assert composition.compare(fewer)
+
+
+def test_the_parts_are_tuned_alike_around_what_is_in_use() -> None:
+    sizes = [len(grid) for grid in composition_tuning.GRIDS.values()]
+    assert max(sizes) <= min(sizes) + 1
+    assert set(composition_tuning.GRIDS) == set(composition.TUNED)
+    made = composition_tuning.variants(False)
+    for policy, grid in composition_tuning.GRIDS.items():
+        assert composition.TUNED[policy] in grid
+        kind, base, _ = composition.POLICIES[policy]
+        for point in grid:
+            decode_policy(kind, {**base, **point})
+        configs = [v.config for v in made if v.config["label"] == policy]
+        assert len(configs) == len(grid) * len(composition_tuning.CELLS) * len(composition.LOADS)
+        assert all(c["params"] == {**base, **c["point"]} for c in configs)
+
+
+def test_the_point_of_least_relative_ttft_is_chosen() -> None:
+    """A point of 1 s in one cell and 3 s in the other has 1/1 + 3/2; 2 s in both has 2/1 + 2/2."""
+    chosen = [v for v in composition_tuning.variants(False) if " load 0.6 " in v.name]
+    ttft_s = {"{}": (2.0, 2.0), json.dumps({"cache_weight": 1.5, "load_weight": 0.7}): (1.0, 3.0)}
+    runs = {}
+    for v in chosen:
+        seen = ttft_s.get(json.dumps(v.config["point"]), (5.0, 5.0))
+        runs[v.name] = {0: {"ttft_mean_s": seen[not v.name.startswith(composition_tuning.CELLS[0])]}}
+    rows = {
+        row.name: row
+        for row in composition_tuning.compare(Results("x", False, {v.name: v.config for v in chosen}, runs))
+    }
+    first = rows["CLA: TTFT of the point in use against the best"]
+    assert (first.ours, first.met) == (pytest.approx(20.0), False)
+    assert first.note == "best: cache_weight 1.5, load_weight 0.7, in use: defaults"
+    assert rows["BR-0: TTFT of the point in use against the best"].met is True
 
 
 def test_each_half_of_the_seeds_is_compared_with_the_best_part_of_the_other() -> None:

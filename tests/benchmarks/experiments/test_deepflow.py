@@ -2,7 +2,13 @@
 
 import pytest
 
-from benchmarks.experiments import deepflow_colocation, deepflow_heatmap, deepflow_scheduling, deepflow_setup
+from benchmarks.experiments import (
+    deepflow_colocation,
+    deepflow_heatmap,
+    deepflow_scheduling,
+    deepflow_setup,
+    deepflow_tuning,
+)
 from benchmarks.experiments.base import Results
 from benchmarks.sim.cluster import simulate
 from benchmarks.workloads.record import WorkloadRequest
@@ -76,6 +82,55 @@ def test_scheduling_is_compared_with_the_best_of_all_policies() -> None:
     assert (first["PD-aware, k = 0"].ours, first["PD-aware, k = 0"].met) == (pytest.approx(-100.0), None)
     assert (first["combined, k = 0"].ours, first["combined, k = 0"].met) == (pytest.approx(-50.0), None)
     assert "+0.5 % of LA's 1.00 s" in first["PD-aware"].note  # not of the combined policy's
+
+
+def test_what_is_tuned_and_what_is_measured_are_other_rows_of_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = "mooncake-conversation-excerpt"
+    monkeypatch.setattr(deepflow_setup, "TRACE", trace)
+    deepflow_setup.halves.cache_clear()
+    try:
+        ids = {
+            part: {
+                r.request_id for seed in range(12) for r in deepflow_setup.code(trace, part, 5.0, 60.0, seed)
+            }
+            for part in (deepflow_setup.TUNED, deepflow_setup.MEASURED)
+        }
+        wholes = deepflow_setup.halves()
+    finally:
+        deepflow_setup.halves.cache_clear()
+    assert not ids[deepflow_setup.TUNED] & ids[deepflow_setup.MEASURED] and all(
+        len(i) > 600 for i in ids.values()
+    )
+    assert wholes[deepflow_setup.TUNED][-1].at_s <= wholes[deepflow_setup.MEASURED][0].at_s
+    for module, part in (
+        (deepflow_tuning, deepflow_setup.TUNED),
+        (deepflow_scheduling, deepflow_setup.MEASURED),
+    ):
+        assert {v.config["part"] for v in module.variants(False)} == {part}
+
+
+def test_the_load_correction_of_least_relative_jct_is_chosen() -> None:
+    """k = 100 has 2/1 + 1/1 for each rate and policy, k = 300 1/1 + 1.5/1: 300 has less."""
+    variants = {
+        v.name: v.config
+        for v in deepflow_tuning.variants(False)
+        if v.config["params"]["load_correction"] in (100.0, 300.0) and v.config["rate_per_s"] in (2.0, 8.0)
+    }
+    jct_s = {(100.0, 2.0): 4.0, (300.0, 2.0): 2.0, (100.0, 8.0): 10.0, (300.0, 8.0): 15.0}
+    runs = {
+        name: {0: {"jct_mean_s": jct_s[c["params"]["load_correction"], c["rate_per_s"]]}}
+        for name, c in variants.items()
+    }
+    results = Results("deepflow_tuning", False, variants, runs)
+    assert deepflow_tuning.regrets(results, [2.0, 8.0], [100.0, 300.0]) == pytest.approx(
+        {100.0: 6.0, 300.0: 5.0}
+    )
+    first, *others = deepflow_tuning.compare(results)
+    # only the whole grid chooses
+    assert (first.ours, first.met) == (300.0, None)
+    assert others[0].ours == pytest.approx(1.5)
 
 
 def test_the_sla_holds_up_to_the_first_rate_at_which_it_does_not() -> None:

@@ -13,6 +13,7 @@ from app.config import AppConfig
 from app.ingress.config import IngressConfig
 from benchmarks.experiments import agreement, validate_live
 from benchmarks.experiments.twin import Mix, Setup, lone_requests, sim_setup, simulated_times
+from benchmarks.live import kept
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
 from policies.dispatch.dispatcher import DispatchConfig
@@ -77,7 +78,10 @@ def test_a_lone_simulated_request_takes_the_sum_of_its_parts(setup: Setup) -> No
 
 @pytest.mark.live
 @pytest.mark.timeout(600)
-def test_a_short_run_against_a_live_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_against_a_live_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
     pairs = ["--policies", "join_shortest_queue/join_shortest_queue", "--policies", "predicted_ttft/netkv"]
     status = validate_live.main(
         ["--seconds", "3", "--seeds", "2", "--attempts", "1", *pairs, "--out", str(tmp_path)]
@@ -91,3 +95,11 @@ def test_a_short_run_against_a_live_app(tmp_path: Path, capsys: pytest.CaptureFi
     assert whole["control"]["ingress_s"] >= 0
     assert (tmp_path / "sim.png").stat().st_size > 10_000
     assert "TTFT p95" in capsys.readouterr().out
+    assert list(whole["parts"]) == ["calibration", "/".join(PAIR), "predicted_ttft/netkv"]
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_comparison_is_kept_as_it_was() -> None:
+    times = [agreement.Times(0.125, 0.01, 1.5), agreement.Times(0.25, None, 0.25)]
+    made = validate_live.Comparison(PAIR, times, [times, times[:1]], {"p95": 1.5}, {"app": 0.5}, [20.0])
+    assert validate_live.Comparison.of(json.loads(json.dumps(made.as_json()))) == made

@@ -1,6 +1,6 @@
 """The composition's live benchmark: both bodies are one cluster, blocks are comparable, figures by hand."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from benchmarks.experiments.composition_twin import Cluster, Mix, asked, cases, 
 from benchmarks.live import composition_report as report
 from benchmarks.live.composition import Setup, measure_live, simulate_block
 from benchmarks.live.composition_report import Block, Stream, measure, ratios
+from benchmarks.live.kept import Parts
+from benchmarks.live.machine import facts
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
 from policies.dispatch.dispatcher import DispatchConfig
@@ -163,14 +165,28 @@ def test_a_simulated_block_knows_the_clients_only_where_they_are_told() -> None:
 
 @pytest.mark.live
 @pytest.mark.timeout(400)
-def test_a_short_run_against_a_live_app(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_against_a_live_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup = Setup(
         cluster=SMALL, policies=("NetKV", "composition"), loads=(0.9,), rounds=1, seconds=3.0, train=20
     )
-    blocks, seen = measure_live(setup, print)
+    machine = facts("benchmarks.live.composition")
+    blocks, seen = measure_live(setup, print, Parts("composition", machine, asdict(setup), tmp_path))
     assert [one.case for one in blocks] == ["NetKV", "composition"]
     assert seen["lost"] == []
     assert seen["sent"] == 20 + 2 * len(setup.work(0.9, 0))
     assert seen["forecasts_a_request"] >= 1.0
     assert all(one.figures["ttft_mean_s"] > 0 and one.cores["ingress"] >= 0 for one in blocks)
     assert "composition: TTFT" in capsys.readouterr().out
+    # the same command goes on after an interruption: only the part that is not kept is measured
+    longer = replace(setup, rounds=2)
+    kept = Parts("composition", machine, asdict(longer), tmp_path)
+    first = [asdict(one) for one in blocks]
+    kept.put("round 0, load 0.9", {"blocks": first, "sent": seen["sent"] - 20, "lost": []})
+    more, seen = measure_live(longer, print, kept)
+    assert more[:2] == blocks and [(one.case, one.round) for one in more[2:]] == [
+        ("composition", 1),
+        ("NetKV", 1),
+    ]
+    assert seen["sent"] == 20 + 2 * len(setup.work(0.9, 0)) + 2 * len(setup.work(0.9, 1))
+    assert set(seen["parts"]) == {"round 0, load 0.9", "round 1, load 0.9"}
+    assert "round 0, load 0.9: kept already" in capsys.readouterr().out

@@ -87,12 +87,13 @@ def test_code_that_is_committed_meanwhile_counts_as_of_the_commit(tmp_path: Path
 
 
 def test_parts_are_taken_up_by_the_same_measurement_only(tmp_path: Path, code: None) -> None:
-    then = measured(tmp_path)
+    then = measured(tmp_path, load_1min_before=0.5)
     parts = Parts("x", then, {"rounds": 2}, tmp_path / "kept")
     assert parts.get("0") is None
     stored = parts.put("0", {"found": (1, 2)})
-    assert stored["found"] == [1, 2]
-    assert Parts("x", then, {"rounds": 2}, tmp_path / "kept").get("0") == stored
+    assert stored["found"] == [1, 2] and stored["load_1min_before"] == 0.5
+    later = then | {"load_1min_before": 7.0}
+    assert Parts("x", later, {"rounds": 2}, tmp_path / "kept").get("0") == stored
     for other, config in (
         (then, {"rounds": 3}),
         (then | {"code": "2"}, {"rounds": 2}),
@@ -105,6 +106,39 @@ def test_parts_are_taken_up_by_the_same_measurement_only(tmp_path: Path, code: N
     assert Parts("x", then, {"rounds": 2}, tmp_path / "kept").get("1") is None
     parts.forget()
     assert Parts("x", then, {"rounds": 2}, tmp_path / "kept").get("0") is None
+
+
+@pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        ({"machine": {"cores": 2, "load_1min_before": 2.0}}, None),
+        ({"machine": {"cores": 2, "load_1min_before": 82.44}}, "load 82.4 on 2 cores before the run"),
+        # the worst of several runs, or of the parts of one that was resumed
+        (
+            {"runs": [{"machine": {"cores": 4, "load_1min_before": load}} for load in (9.0, 4.5)]},
+            "load 9 on 4 cores before the run",
+        ),
+        (
+            {"machine": {"cores": 2, "load_1min_before": 0.5}, "rounds": [{"load_1min_before": 6.25}]},
+            "load 6.25 on 2 cores before the run",
+        ),
+        ({"machine": {"cores": 2}, "rounds": [{"load": 9.0}]}, None),
+        ({"machine": "x86_64, 2 cores, load 9.0"}, None),
+    ],
+)
+def test_an_overloaded_machine_is_told_from_what_the_result_keeps(
+    whole: dict[str, Any], said: str | None
+) -> None:
+    assert machine.overload(whole) == said
+
+
+@pytest.mark.parametrize(("load", "warned"), [(1e6, True), (0.0, False)])
+def test_a_measurement_on_an_overloaded_machine_warns_at_its_start(
+    load: float, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert facts("benchmarks.live.balance")["load_1min_before"] == load
+    assert ("WARNING: load 1e+06 on " in capsys.readouterr().err) is warned
 
 
 def test_the_command_is_that_of_the_process_if_no_arguments_are_given(

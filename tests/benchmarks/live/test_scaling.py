@@ -2,11 +2,15 @@
 
 import json
 import mmap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 import yaml
 
@@ -18,6 +22,13 @@ from benchmarks.live.fleet import Answer
 from benchmarks.live.scaling import SMALL, Burst, Setup, burst_plan, pool_size, stream_plans
 from benchmarks.live.scaling_report import attainment, draw, harm, mean_steps, scaling_rows, steps_rows
 from benchmarks.live.scaling_steps import cached_share, compared, evict, read_whole, start_of, steps_of
+from benchmarks.sim.starts import load
+from benchmarks.steering import first_routes
+from policies.dispatch.actions import RouteDecode
+from policies.journal.lines import action_line
+from policies.network.oracle import TransferIntent
+from policies.routing.base import Decision, Reason
+from policies.scaling.starts import StartSteps
 
 
 @pytest.mark.parametrize("setup", [Setup(), SMALL])
@@ -28,6 +39,7 @@ def test_every_app_is_a_valid_configuration(setup: Setup, tmp_path: Path) -> Non
         (scaling.group(setup, "d", 1, setup.burst.decode_most, setup.burst.warm), joint),
         (scaling.group(setup, "d", 1, 1 + setup.pool, setup.pool), {}),
         (scaling.group(setup, "d", 2, 5, 1, slots=2 * setup.streams), {}),
+        (scaling.group(setup, "d", 1, 1, least=0), {"sleep_after_s": setup.sleep_after_s}),
     ]
     for decode, more in decodes:
         scaling.command(tmp_path, scaling.group(setup, "p", 1, 2), decode, more)
@@ -76,6 +88,140 @@ def test_the_burst_has_eight_times_the_rate_and_streams_last_for_minutes() -> No
     assert sum(count * setup.stream_step_s >= 60.0 for count in tokens) > 30
 
 
+def test_the_burst_outlasts_no_patience_and_both_engines_hold_leases_for_long() -> None:
+    load, step_s = Setup().burst, Setup().step_s
+    # what one engine leaves of the burst, at 8 slots of 1 s: (24 - 8)/s for 60 s, which take it another 120 s
+    per_s = load.slots / (load.tokens * step_s)
+    late_s = (load.rate_per_s * load.times - per_s) * load.burst_s / per_s
+    assert late_s == pytest.approx(120.0)
+    assert load.patience_s >= 2.0 * late_s
+    for setup in (scaling_steps.Setup(), scaling_steps.SMALL):
+        # a third of what each prefill engine gets may be gone before they are counted
+        assert setup.drain_requests // 2 >= 1.5 * setup.leases
+
+
+class Told(ThreadingHTTPServer):
+    """An app's API that answers with what a test says: each call of a path gets the next of its answers, and the last
+    one stays.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answers: dict[str, list[tuple[int, Any]]]) -> None:
+        self.answers, self.called = answers, list[str]()
+        super().__init__(("127.0.0.1", 0), _Telling)
+
+    def answer(self, call: str) -> tuple[int, Any]:
+        self.called.append(call)
+        left = self.answers[call]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+
+class _Telling(BaseHTTPRequestHandler):
+    server: Told
+
+    def _tell(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        status, answer = self.server.answer(f"{self.command} {self.path.rpartition('/')[2]}")
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = _tell
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Callable[..., tuple[scaling.App, Told]]]:
+    opened: list[tuple[scaling.App, Told]] = []
+
+    def make(**answers: list[tuple[int, Any]]) -> tuple[scaling.App, Told]:
+        api = Told({name.replace("_", " "): listed for name, listed in answers.items()})
+        threading.Thread(target=api.serve_forever, daemon=True).start()
+        server: Any = SimpleNamespace(command=SimpleNamespace(port=api.server_port), pid=0)
+        opened.append((scaling.App(server, tmp_path), api))
+        return opened[-1]
+
+    yield make
+    for app, api in opened:
+        app.close()
+        api.shutdown()
+        api.server_close()
+
+
+def engines_told(*ids: str, duty: str = "active") -> dict[str, Any]:
+    return {"engines": [{"id": one, "state": "ready", "duty": duty} for one in ids]}
+
+
+KNOWN, UNKNOWN = {"groups": [{"replicas": 2}]}, {"groups": [{"replicas": None}]}
+
+
+def test_a_fleet_at_rest_has_an_autoscaler_that_takes_orders(told: Any) -> None:
+    none = (404, {"error": {"message": "No autoscaler"}})
+    app, api = told(
+        GET_status=[(200, engines_told("d-1", "d-2"))], GET_scale=[none, (200, UNKNOWN), (200, KNOWN)]
+    )
+    app.at_rest({"d active": 2, "d warm": 0}, 30.0)
+    assert api.called == ["GET status", *["GET scale"] * 3]
+
+
+def test_engines_that_came_and_left_are_counted(told: Any) -> None:
+    before, after = engines_told("d-1", "d-2", "d-3"), engines_told("d-2", "d-4")
+    app, _ = told(
+        GET_status=[(200, before), (200, before), (200, after)],
+        GET_scale=[(200, KNOWN)],
+        PUT_scale=[(200, KNOWN)],
+    )
+    done = scaling._numbers(app, {"d": 2}, {"d active": 2}, lambda text: None)
+    # d-4 came; d-1 and d-3 left
+    assert done == {"grown": 1, "drained": 2}
+
+
+def test_a_measurement_waits_until_every_activated_engine_has_a_request(told: Any, tmp_path: Path) -> None:
+    app, _ = told()
+    folder = tmp_path / "router"
+    folder.mkdir()
+
+    def route(request: str, engine: str) -> None:
+        decision = Decision(engine, (), Reason.ONLY_CANDIDATE)
+        intent = TransferIntent(request, "p-1", engine, 1, 0)
+        line = action_line(RouteDecode(f"{request}-0", decision, 0.0, intent))
+        with (folder / "journal-0.jsonl").open("a") as journal:
+            journal.write(f"{line}\n")
+
+    # both had requests in an earlier round
+    route("a", "d-1")
+    route("b", "d-2")
+    known = first_routes(folder)
+    route("c", "d-1")
+    done = threading.Event()
+    waiting = threading.Thread(
+        target=lambda: (scaling._routed(app, ["d-1", "d-2"], known, 60.0), done.set()), daemon=True
+    )
+    waiting.start()
+    assert not done.wait(1.0)
+    route("d", "d-2")
+    assert done.wait(30.0)
+    # one that gets none is not waited for without end
+    scaling._routed(app, ["d-3"], known, 0.1)
+
+
+@pytest.mark.parametrize("module", [scaling, scaling_steps])
+def test_an_error_of_the_api_ends_the_command_and_no_traceback(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(setup: object, say: object) -> dict[str, Any]:
+        raise httpx.ReadTimeout("no answer")
+
+    monkeypatch.setattr(module, "PARTS", {"drain": fails})
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    assert module.main(["--parts", "drain", "--out", str(tmp_path)]) == 1
+
+
 def test_the_pool_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     class Memory:
         available = scaling.SPARE_BYTES + 10 * scaling.ENGINE_BYTES + 1
@@ -100,7 +246,14 @@ def test_attainment_needs_both_objectives() -> None:
 
 def measured(**changed: Any) -> dict[str, Any]:
     """A result of sim engines; `changed` are entries of its parts."""
-    pool = {"wanted": 2, "wanted_pool": 2, "first_text_s": [0.5, 9.0], "lost": {}, "used_bytes": 2**30}
+    pool = {
+        "wanted": 2,
+        "wanted_pool": 2,
+        "first_text_s": [0.5, 9.0],
+        "lost": {},
+        "used_bytes": 2**30,
+        "idle_cores": 0.008,
+    }
     streams = {
         "streams": 200,
         "longest_s": 180.0,
@@ -127,6 +280,7 @@ def measured(**changed: Any) -> dict[str, Any]:
             },
             "ended_at": "x",
         },
+        "zero": {"rounds": 2, "first_text_s": [8.0, 10.0], "lost": {}},
         "streams": streams,
     }
     for name, change in changed.items():
@@ -141,6 +295,7 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
     assert rows["warm pool: order to first text, last engine"].met is True
     assert rows["cold pool: order to first text, last engine"].met is None
     assert rows["burst, joint: first more engines after the burst's begin"].ours == 1.0
+    assert rows["zero: request to first text, p50"].ours == 9.0
     # six ready engines for a minute and a second
     assert rows["burst, joint: engine time"].ours == pytest.approx(6.1)
     assert all(row.met is not False for row in rows.values())
@@ -161,6 +316,7 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
         {"streams": {"probes_lost": {"status 503": 1}}},
         {"streams": {"probes_differ": True}},
         {"warm": {"lost": {"cut": 1}}},
+        {"zero": {"lost": {"cut": 1}}},
         {"burst": {"joint": {"lost": {"cut": 1}}}},
         {"activation": {"rounds": [{"wanted": 1, "first_text_s": [], "lost": {"cut": 1}}]}},
     ],
@@ -310,3 +466,18 @@ def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
         row for row in steps_rows({"parts": {"starts": {"runs": later}}}) if "process and" in row.name
     )
     assert ratio.ours == pytest.approx(14 / 22) and ratio.met is True
+
+
+def test_measured_starts_are_profiles_of_the_simulator(tmp_path: Path) -> None:
+    steps = {"reserve": 1.0, "process": 2.0, "imports": 8.0, "core": 9.0, "weights": 3.0, "post-load": 4.0}
+    runs: list[dict[str, Any]] = [
+        {"way": "page cache", "steps": {**steps, "announce": 0.25, "first token": 0.5}},
+        {"way": "page cache", "steps": {**steps, "announce": 0.75, "first token": 0.5}},
+        {"way": "warm", "steps": {"announce": 0.2, "first token": 0.5}},
+    ]
+    machine = {"cores": 2, "cpu": "a CPU", "commit": "abc"}
+    (file,) = scaling_steps.write_profiles(runs, machine, tmp_path)
+    assert file.name == "cpu_smollm2_page_cache.yaml"
+    # the first token is no part of a start
+    assert load(file) == StartSteps(1.0, 19.0, 3.0, 4.0, 0.5)
+    assert "2 starts" in file.read_text() and "abc" in file.read_text()

@@ -225,6 +225,48 @@ def test_the_policy_sees_what_happened() -> None:
     assert last.leads.start_s == 5.0 and last.capability.slots == 4
 
 
+@pytest.mark.parametrize(
+    ("what", "row"),
+    [("stops", (5.0, 1, 1, 0)), ("deactivations", (5.0, 1, 1, 1)), ("switches", (5.0, 2, 1, 0))],
+)
+def test_what_an_engine_serves_counts_whatever_becomes_of_the_engine_meanwhile(what: str, row: Row) -> None:
+    """Four streams of 20 s run on two decode engines when one of these gets an order; all four are in time."""
+    windows: dict[int, Any] = {}
+
+    class Watching(Planned):
+        def step(self, observation: Observation, state: None) -> Any:
+            windows[observation.window] = observation.windows
+            return super().step(observation, state)
+
+    watching = Watching(planned((0.0, 1, 2, 0), row).timetable)
+    requests = [
+        *work(4, 0.5, output=1_000),
+        *(WorkloadRequest(f"l{i}", 40.0 + 5 * i, 100, 10) for i in range(5)),
+    ]
+    result, _ = run(config(FleetSetup(watching, start=FIVE_S, drain_s=60.0), decode=2), requests)
+    assert result.fleet is not None and getattr(result.fleet, what) == 1
+    found = [window for one in windows.values() for window in one or () if window.ended]
+    assert sum(window.ended for window in found) >= 8
+    assert sum(window.met + window.missed for window in found) == sum(window.ended for window in found)
+
+
+def test_what_an_engine_serves_in_its_first_seconds_does_not_count() -> None:
+    """The second decode engine is activated at about 10 s and settles for 5 s, in which every other request is its."""
+    counts: dict[int, tuple[int, int]] = {}
+
+    class Watching(Planned):
+        def step(self, observation: Observation, state: None) -> Any:
+            for window in observation.windows or ():
+                counts[observation.window] = window.ended, window.met + window.missed
+            return super().step(observation, state)
+
+    watching = Watching(planned((0.0, 1, 1, 1), (10.0, 1, 2, 0)).timetable)
+    run(config(FleetSetup(watching, start=FIVE_S, warm=1)), work(120, 0.25))
+    # a request takes 1.1 s: none of the first window was the new engine's
+    assert counts[0][0] == counts[0][1]
+    assert 5 <= counts[1][0] - counts[1][1] <= 15
+
+
 def test_a_run_that_scales_is_the_same_again_and_replays() -> None:
     limits = Limits(prefill_max=6, decode_max=6, warm_max=2, budget=12)
     logs = []

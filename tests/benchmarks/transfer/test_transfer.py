@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl", reason="NIXL is not installed; `make setup` installs it")
 
-from benchmarks.transfer.__main__ import VARIANTS, aged, counted, made, main  # noqa: E402
+from benchmarks.live import kept  # noqa: E402
+from benchmarks.transfer import __main__ as program  # noqa: E402
+from benchmarks.transfer.__main__ import VARIANTS, aged, counted, made, main, rows_of  # noqa: E402
 from benchmarks.transfer.pools import Load, Read, reads  # noqa: E402
 from benchmarks.transfer.report import comparison, figures  # noqa: E402
 from benchmarks.transfer.wire import Shape, Wire  # noqa: E402
@@ -111,11 +114,29 @@ def test_variants_take_turns_and_each_counts_its_own_reads(wire: Wire) -> None:
     assert all(0.0 <= cost["sort_cpu_ms"] < cost["post_cpu_ms"] for cost in costs.values())
 
 
-def test_a_short_run_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_writes_its_result_and_goes_on_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
     out = tmp_path / "transfer.json"
     arguments = ["--requests", "8", "--layers", "2", "--block-bytes", "64", "--reads", "2", "--out", str(out)]
+    loads: list[bool] = []
+
+    def interrupted(load: Load, *rest: Any) -> dict[str, Any]:
+        loads.append(load.caching)
+        if len(loads) == 2:
+            raise KeyboardInterrupt
+        return rows_of(load, *rest)
+
+    monkeypatch.setattr(program, "rows_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
     assert main(arguments) == 0
+    # the part with the cache was measured once
+    assert loads == [True, False, False] and "prefix cache on: kept already" in capsys.readouterr().out
+    assert not list((tmp_path / "kept").iterdir())
     whole = json.loads(out.read_text())
+    assert list(whole["parts"]) == ["prefix cache on", "prefix cache off"]
     assert [row["variant"] for row in whole["rows"]] == [*VARIANTS, *VARIANTS]
     assert all(row["made"]["reads"] == 2 for row in whole["rows"])
     assert whole["machine"]["code_of"]
@@ -123,4 +144,5 @@ def test_a_short_run_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFix
     shown = list(figures(whole))
     assert sum(row.met is not None for row in shown) == 2 + 2 + 1
     assert len({row.name for row in shown}) == len(shown)
+    assert main([*arguments[:-2]]) == 0
     assert "segments, prefix cache on" in capsys.readouterr().out

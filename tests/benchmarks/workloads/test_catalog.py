@@ -15,6 +15,7 @@ from benchmarks.workloads.catalog import (
     as_if_present,
     available,
     build,
+    missing_traces,
     or_excerpt,
     traces_of,
 )
@@ -235,6 +236,9 @@ def test_the_traces_that_source_files_name_are_told_apart_by_their_content(tmp_p
     assert traces_of(["b.py", "absent.py"], tmp_path) == ()
     trace.write_text("22")
     assert traces_of(["a.py"], tmp_path) not in ((), (first,))
+    had = ["mooncake_conversation_trace.jsonl.xz sha256:ab"]
+    assert missing_traces(["a.py", "b.py"], had, tmp_path) == []
+    assert missing_traces(["a.py", "b.py"], (), tmp_path) == ["mooncake_conversation_trace.jsonl"]
 
 
 def test_variants_can_be_named_as_if_all_traces_were_here(monkeypatch):

@@ -90,9 +90,7 @@ def balance_route_0() -> float:
 
 
 def test_br_0_is_well_below_join_shortest_queue(shortest_queue: float, balance_route_0: float) -> None:
-    """The paper's form, whose single entries are those of the window, is 1.93x below; with those of the whole pool BR-0
-    is 2.18x below.
-    """
+    """The paper's form takes single entries of the window, the other reading those of the whole pool."""
     assert balance_route_0 * 1.9 < shortest_queue
     pool_wide = Loop("balance_route_0", pool_wide=True).mean_imbalance()
     assert pool_wide * 2 < shortest_queue

@@ -82,6 +82,28 @@ def test_the_far_free_worker_wins_where_the_queue_costs_more_than_the_transfer()
     assert placed(dispatcher(netkv(0.2), overcommit_slots=2), 4) == ["near", "near", "near", "far"]
 
 
+@pytest.mark.parametrize(
+    # a batch of two frees a slot in half of the usual output: one step of 20 ms, or ten
+    ("output_tokens", "chosen", "queue_s"),
+    [(2, "near", 0.02), (20, "far", 0.2)],
+)
+def test_the_defaults_prefer_a_near_worker_that_is_full_for_one_step_to_a_far_free_one_and_say_so(
+    output_tokens: int, chosen: str, queue_s: float
+) -> None:
+    d = dispatcher(decode_policy("netkv", {"step_base_s": 0.02, "step_per_seq_s": 0.0}))
+    assert placed(d, 2) == ["near"] * 2
+    for name in ("r0", "r1"):
+        d.handle(ev.ProgressedMany(0.0, ((name, output_tokens),)))
+        d.handle(ev.Closed(0.0, name, "finished", output_tokens))
+    assert [send(d, f"s{i}").decision.worker for i in range(2)] == ["near"] * 2  # type: ignore[union-attr]
+    route = send(d, "third")
+    assert route is not None and route.decision.worker == chosen
+    near, far = terms(route, "near"), terms(route, "far")
+    assert near["queue_s"] == pytest.approx(queue_s) and near["queued"] == 0.0
+    assert (near["transfer_s"], far["transfer_s"]) == (pytest.approx(0.01), pytest.approx(0.1))
+    assert far["queue_s"] == 0.0 and "queued" not in far
+
+
 def test_the_slots_bound_the_queue_and_nothing_else() -> None:
     assert placed(dispatcher(netkv(), overcommit_slots=0), 5) == ["near", "near", "far", "far", None]
     assert placed(dispatcher(netkv(), overcommit_slots=1), 7) == ["near"] * 3 + ["far"] * 3 + [None]

@@ -209,6 +209,21 @@ def test_a_failed_transfer_is_tried_again() -> None:
     assert now(life) is Stage.QUEUED
 
 
+@pytest.mark.parametrize("mode", [None, Mode.DISAGGREGATED])
+def test_after_two_failed_transfers_one_engine_does_all_of_it_if_the_client_lets_it(
+    mode: Mode | None,
+) -> None:
+    life = at(Stage.TRANSFERRING)
+    life.terms = life.terms._replace(mode=mode)
+    life.on(EngineFailed("d", "decode", "kv_load", "torn", retryable=True), NOW_S)
+    assert not life.terms.local
+    for event in (RoutePrefill("p", colocated=False), DONE, RouteDecode("d")):
+        life.on(event, NOW_S)
+    life.on(EngineFailed("d", "decode", "kv_load", "torn", retryable=True), NOW_S)
+    assert now(life) is Stage.QUEUED
+    assert life.terms.local is (mode is None)
+
+
 @pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.POOLED], ids=lambda s: s.value)
 def test_a_rejection_ends_it_without_another_word_to_the_router(stage: Stage) -> None:
     life = at(stage)

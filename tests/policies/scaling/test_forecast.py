@@ -19,10 +19,35 @@ def after(forecast: Forecast, rates: list[float]) -> ForecastState:
 
 def test_two_windows_by_hand() -> None:
     """10, then 20 with gain 0.5: level 15; trend 0.2 * 5 = 1; two windows ahead 15 + (0.5 + 0.25) * 1."""
-    forecast = Forecast(level_gain=0.5, trend_gain=0.2, damping=0.5)
+    forecast = Forecast(level_gain=0.5, drift=1.0, trend_gain=0.2, damping=0.5)
     state = after(forecast, [10.0, 20.0])
     assert (state.level, state.trend) == (15.0, 1.0)
     assert forecast.mean(state, 2) == pytest.approx(15.75)
+
+
+def test_few_requests_move_the_level_little_and_many_move_it_by_its_gain() -> None:
+    """In windows of 10 s with a drift of 1 %, 5/s are 50 requests: r = 0.005, and (sqrt(r^2 + 4 r) - r) / 2 = 0.0683.
+    The first windows weigh as in a mean; of 20,000 requests r is 2, and the gain would be 0.73 without its limit.
+    """
+    forecast = Forecast(level_gain=0.5, trend_gain=0.0)
+    assert after(forecast, [5.0, 6.0, 7.0]).level == pytest.approx(6.0)
+    few = after(forecast, [5.0] * 40)
+    assert forecast.observed(few, 6.0, 10.0).level == pytest.approx(5.0683, abs=1e-4)
+    many = after(forecast, [2_000.0] * 40)
+    assert forecast.observed(many, 2_400.0, 10.0).level == pytest.approx(2_200.0)
+
+
+def test_the_noise_of_a_quiet_load_is_not_followed() -> None:
+    """0.5/s in windows of 10 s: counts of 5 +- 2.2. A gain of 0.3 alone would have the level deviate by a fifth, that
+    of 1 % drift, 0.022, by a twentieth: 5 (0.022 / 1.978)^0.5 sqrt(1 / 5) = 0.024/s.
+    """
+    rng, forecast = random.Random(5), Forecast()
+    state, levels = ForecastState(), list[float]()
+    for i in range(3_000):
+        count = sum(rng.random() < 0.05 for _ in range(100))
+        state = forecast.observed(state, count / 10.0, 10.0)
+        levels += [state.level] if i >= 200 else []
+    assert max(abs(level - 0.5) for level in levels) < 0.15
 
 
 def test_a_constant_stays_one_and_has_no_spread() -> None:
@@ -36,7 +61,7 @@ def test_a_constant_stays_one_and_has_no_spread() -> None:
 
 
 def test_a_rise_is_continued_but_damped() -> None:
-    forecast = Forecast()
+    forecast = Forecast(drift=1.0)
     state = after(forecast, [float(i) for i in range(60)])
     assert 57.0 < forecast.mean(state, 1) < 60.0
     assert forecast.mean(state, 1) < forecast.mean(state, 8) < 68.0
@@ -57,7 +82,7 @@ def test_a_season_is_learned_in_one_period() -> None:
 
 def _noisy(deviation: float, gain: float = 0.3) -> tuple[float, float]:
     """Returns the means of `upper` at 90 % and of the level over many windows of 10 s around 20 requests/s."""
-    rng, forecast = random.Random(2), Forecast(level_gain=gain, trend_gain=0.0)
+    rng, forecast = random.Random(2), Forecast(level_gain=gain, drift=1.0, trend_gain=0.0)
     state, uppers, levels = ForecastState(), 0.0, 0.0
     for i in range(1_050):
         state = forecast.observed(state, max(0.0, rng.gauss(20.0, deviation)), 10.0)

@@ -29,6 +29,7 @@ from actors.engine.vllm.connector.transfer import (
 )
 from actors.engine.vllm.flow import FlowThread
 from actors.flow.client import ReadsClient
+from actors.flow.reader import SILENT_S, ReaderConfig
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -105,9 +106,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._checks = ReadChecks(nixl, backends, GenerationProbe(nixl, backends))
         super().register_kv_caches(kv_caches)
         name = f"{self.engine_id}/{self.tp_rank}"
-        client = ReadsClient(
-            self._flow_agent, self._node, name, os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
-        )
+        secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+        silent_s = float(self.kv_transfer_config.get_from_extra_config("flow_silent_s", SILENT_S))
+        client = ReadsClient(self._flow_agent, self._node, name, secret, ReaderConfig(silent_s))
         self._reads = FlowThread(
             self._checks, client, name, scheduled=bool(self._flow_agent), begin=self._use_device
         )

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
 from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.ranks import sim_engine
@@ -32,8 +33,9 @@ class Site:
         self.address = f"unix:{directory}/agent.sock"
         self.agent: FlowAgent | None = None
 
-    async def start_agent(self, **arbiter: Any) -> FlowAgent:
-        self.agent = FlowAgent(Identity("agent", "agent-z"), "z", NODES, AgentConfig(arbiter=arbiter))
+    async def start_agent(self, beat_s: float = 0.005, **arbiter: Any) -> FlowAgent:
+        config = AgentConfig(arbiter=arbiter, beat_s=beat_s)
+        self.agent = FlowAgent(Identity("agent", "agent-z"), "z", NODES, config)
         await self.agent.start([self.address])
         return self.agent
 
@@ -44,10 +46,12 @@ class Site:
         return await self.rig.node(sim_engine(config), name)
 
     async def joined(self, *engines: Node) -> None:
-        """Waits until the agent knows these engines."""
+        """Waits until the agent and these engines know each other."""
         agent = self.agent
         assert agent is not None
         await until(lambda: agent.report().gauges["workers"] >= len(engines), "engines at the agent")
+        movers = [cast(SimEngine, node.engine)._mover for node in engines]
+        await until(lambda: all(mover.connected for mover in movers), "the agent at the engines")
 
 
 @pytest.fixture
@@ -102,6 +106,28 @@ async def test_reads_of_one_node_share_it_by_permits_and_holds_are_told(site: Si
     assert agent.desk.totals["permits"] >= 1
     for node in (p, *decoders):
         await node.rests()
+
+
+@pytest.mark.parametrize(("silent_s", "unscheduled"), [(0.02, True), (60.0, False)])
+async def test_a_held_read_waits_for_a_silent_agent_as_long_as_the_option_says(
+    site: Site, silent_s: float, unscheduled: bool
+) -> None:
+    """An agent without beats says nothing while a chunk of 64 KiB at 1 MB/s is on its way."""
+    agent = await site.start_agent(beat_s=60.0, window=1, whole_read_when_alone=False, port_bytes_per_s=1e6)
+    p = await site.node("p", "prefill", links={"*": SimLink(1e6)})
+    timing = {"transfer_bandwidth_bytes_per_s": 1e6}
+    decoders = [await site.node(f"d{n}", "decode", timing=timing, flow_silent_s=silent_s) for n in range(2)]
+    await site.joined(p, *decoders)
+    for n, d in enumerate(decoders):
+        await read(p, d, f"r{n}", [n + 1, *PROMPT], 5.0)
+    for n, d in enumerate(decoders):
+        assert (await d.client.wait(f"r{n}", Admitted)).transfer_bytes == 51 * 20_000
+    assert (agent.desk.totals["unscheduled_reads_silent"] > 0) == unscheduled
+
+
+def test_a_silence_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="flow_silent_s is 0"):
+        SimEngineConfig("e", flow_silent_s=0.0)
 
 
 async def test_without_an_agent_at_the_address_reads_go_on(site: Site) -> None:

@@ -50,6 +50,7 @@ def test_cpu_arguments() -> None:
                 "block_allocator": "segments",
                 "flow_agent": "",
                 "flow_node": "127.0.0.1",
+                "flow_silent_s": 0.02,
                 "integrity": "off",
             },
         },
@@ -133,9 +134,10 @@ def test_roles_and_connector_arguments() -> None:
 
 
 def test_flow_agent_and_integrity_reach_the_connector() -> None:
-    given = config(flow_agent="unix:/run/flow.sock", flow_node="n1", integrity="sampled")
+    given = config(flow_agent="unix:/run/flow.sock", flow_node="n1", flow_silent_s=0.05, integrity="sampled")
     extra = kv_transfer_args(given, "cpu")["kv_connector_extra_config"]
     assert (extra["flow_agent"], extra["flow_node"]) == ("unix:/run/flow.sock", "n1")
+    assert extra["flow_silent_s"] == 0.05
     assert extra["integrity"] == "sampled"
 
 
@@ -154,6 +156,7 @@ def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
         ({"cores": ()}, "cores must be None or name"),
         ({"model": ""}, "model must name"),
         ({"flow_agent": "/run/flow.sock"}, "flow_agent must be empty, unix:/path or tcp:host:port"),
+        ({"flow_silent_s": 0.0}, "flow_silent_s must be above 0"),
         ({"integrity": "on"}, "integrity must be one of off, sampled, full"),
         ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
         ({"engine_args": {"kv_transfer_config": {}}}, "engine_args.kv_transfer_config"),

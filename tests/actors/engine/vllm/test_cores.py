@@ -2,6 +2,8 @@
 and go get shares that nobody has.
 """
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +97,14 @@ def test_a_process_that_is_killed_leaves_no_claim(tmp_path: Path) -> None:
     again = claim(((0,), (1,)), 0, tmp_path)
     assert again.cores == (0,)
     assert len(list(tmp_path.glob("*.claim"))) == 2
+
+
+def test_the_folder_above_is_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+    """The folder above holds the sockets and the admin key of this user's processes."""
+    umask = os.umask(0o002)
+    try:
+        held = claim(((0,),), 0, tmp_path / "sluice-7" / "cores")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "sluice-7").stat().st_mode) == 0o700
+    held.release()

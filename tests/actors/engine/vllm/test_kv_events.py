@@ -4,8 +4,10 @@ The publisher is vLLM's own, over real sockets.
 """
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,4 +218,17 @@ async def test_each_data_parallel_rank_has_sockets_of_its_own() -> None:
         for publisher in ranks:
             publisher.shutdown()
     finally:
-        remove_kv_sockets(VllmEngineConfig(engine_id="e", model="m", role="decode"))
+        remove_kv_sockets(config)
+
+
+def test_an_engine_starts_beside_what_a_killed_one_of_its_name_and_process_id_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new pid namespace the ids of processes begin again, and /tmp has what a killed engine left there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = VllmEngineConfig(engine_id="e", model="m", role="decode")
+    killed, mine = kv_events_config(config), kv_events_config(config)
+    assert killed.endpoint != mine.endpoint
+    assert [folder.stat().st_mode & 0o777 for folder in tmp_path.iterdir()] == [0o700, 0o700]
+    remove_kv_sockets(mine)
+    assert [str(folder) in killed.endpoint for folder in tmp_path.iterdir()] == [True]

@@ -79,7 +79,9 @@ class Sink:
 class Rig:
     """The front half of an engine."""
 
-    def __init__(self, model: SmallModel, interval: int = 1, **changes: Any) -> None:
+    def __init__(
+        self, model: SmallModel, interval: int = 1, reasoning: str | None = None, **changes: Any
+    ) -> None:
         self.model, self.core, self.sink = model, Given(), Sink()
         self.numbers = iter(range(1000))
         scheduler = SimpleNamespace(scheduler_cls=SCHEDULERS[False], stream_interval=1)
@@ -94,7 +96,9 @@ class Rig:
             tokenizer=model.tokenizer, input_processor=model.inputs, output_processor=self.outputs,
             engine_core=self.core, notify_kv_transfer_request_rejected=self.core.reject,
         )  # fmt: skip
-        config = VllmEngineConfig(engine_id="d", model="small", role="decode", tool_parser="hermes")
+        config = VllmEngineConfig(
+            engine_id="d", model="small", role="decode", tool_parser="hermes", reasoning_parser=reasoning
+        )
         self.runner = TaskRunner(
             config, llm, self.sink, ToolParsing.build(config, llm), ("generate",), AttemptLeases(), 1
         )
@@ -271,13 +275,14 @@ CALLS = (
 
 
 class Client:
-    """A client's sum of OpenAI deltas: the content, and name, id and arguments of each call."""
+    """A client's sum of OpenAI deltas: reasoning, content, and name, id and arguments of each call."""
 
     def __init__(self, pieces: list[Out]) -> None:
-        self.content, self.calls = "", dict[int, dict[str, str]]()
+        self.content, self.reasoning, self.calls = "", "", dict[int, dict[str, str]]()
         for piece in pieces:
             delta = json.loads(piece.delta or b"{}")
             self.content += delta.get("content") or ""
+            self.reasoning += delta.get("reasoning") or ""
             for call in delta.get("tool_calls", []):
                 mine = self.calls.setdefault(call["index"], {"name": "", "id": "", "arguments": ""})
                 mine["id"] += call.get("id") or ""
@@ -311,6 +316,31 @@ async def test_tool_calls_are_the_same_wherever_they_are_cut(model: SmallModel, 
         assert len(client.calls) == 2
         assert rest[-1].finish == pieces[-1].finish == "tool_calls"
         assert sum(piece.n_tokens for piece in rest) == len(ids) - k
+
+
+THOUGHT = "Here is my thought process: it rains in \u4f60\u597d often. Here is my response: Take an umbrella."
+
+
+@pytest.mark.parametrize("short_by", [0, 30])
+async def test_reasoning_is_the_same_wherever_it_is_cut(model: SmallModel, short_by: int) -> None:
+    """Granite's parser keeps the state of its own between pieces, and tells thought from answer by text alone."""
+    rig, ids = Rig(model, reasoning="granite"), [*model.tokens(THOUGHT), model.tokenizer.eos_token_id]
+    pieces = await rig.decode(ids, FinishReason.STOP, {}, chat=CHAT)
+    wanted = Client(pieces)
+    assert (wanted.reasoning.strip(), wanted.content.strip()) == (
+        "it rains in \u4f60\u597d often.",
+        "Take an umbrella.",
+    )
+    for k in range(1, len(ids)):
+        got = k
+        while got > 1 and sum(piece.chars for piece in pieces[got:k]) < short_by:
+            got -= 1
+        resume = after(pieces, k, sum(piece.chars for piece in pieces[got:k]))
+        rest = await rig.decode(ids[k:], FinishReason.STOP, {}, chat=CHAT, resume=resume)
+        client = Client([*pieces[:got], *rest])
+        assert (client.reasoning, client.content) == (wanted.reasoning, wanted.content), (
+            f"cut after {k} tokens"
+        )
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,16 @@ def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tm
         assert agent.stdout is not None
         assert agent.stdout.readline().startswith("ready ")
         pid = {"FLOW_AGENT_PID": str(agent.pid)}
-        result = seen("by_permit", pid, flow_agent=address, flow_node="here")
+        result = seen("by_permit", pid, flow_agent=address, flow_node="here", flow_silent_s=1.0)
     finally:
         agent.kill()
         agent.wait()
         agent.stdout.close()
     assert (result["permitted"]["failed"], result["permitted"]["unscheduled"]) == (False, "")
     assert result["same"] is True
+    # with the 20 ms by default it would take no second
+    assert (result["silent"]["failed"], result["silent"]["unscheduled"]) == (False, "silent")
+    assert result["silent_s"] >= 1.0
     assert result["alone"]["failed"] is False
     assert result["alone"]["unscheduled"] in ("agent_lost", "no_agent", "silent")
     assert result["still_same"] is True

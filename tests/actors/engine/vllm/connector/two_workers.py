@@ -213,7 +213,9 @@ def corrupt(pair: Pair) -> dict[str, Any]:
 
 
 def by_permit(pair: Pair) -> dict[str, Any]:
-    """A read by permits of the flow agent that the environment names, and one after its death."""
+    """A read by permits of the flow agent that the environment names, one while it stands still, and one after its
+    death.
+    """
     theirs, mine = [7, 3, 4, 20, 19], [10, 9, 30, 31, 2]
 
     def scheduled() -> bool:
@@ -226,6 +228,11 @@ def by_permit(pair: Pair) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     until(scheduled)
     seen["same"] = pair.same(theirs, mine)
+    os.kill(int(os.environ["FLOW_AGENT_PID"]), signal.SIGSTOP)
+    begun_s = time.monotonic()
+    pair.read("silent", pair.lend("silent", [8, 11]), [14, 15])
+    seen["silent"] = pair.ended("silent")
+    seen["silent_s"] = time.monotonic() - begun_s
     os.kill(int(os.environ["FLOW_AGENT_PID"]), signal.SIGKILL)
     pair.read("alone", pair.lend("alone", [5, 6]), [12, 13])
     return seen | {"alone": pair.ended("alone"), "still_same": pair.same([5, 6], [12, 13])}
