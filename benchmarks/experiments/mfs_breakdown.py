@@ -15,7 +15,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments.base import Results, Row, Variant
-from benchmarks.experiments.mfs_common import LATE, RIVALS, SEEDS_FROM, change, named, ratio, run_one
+from benchmarks.experiments.mfs_common import (
+    EARLY,
+    OURS,
+    RIVALS,
+    SEEDS_FROM,
+    change,
+    earliness,
+    named,
+    ratio,
+    run_one,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +36,6 @@ SUMMARY = "MFS's breakdown: collectives, earliness and attainment of flow polici
 SEEDS = (2, 1)
 MODEL, WORK = "dbrx", "conversation"
 PAPER_RATE, LOWER = 0.7, 0.4
-OURS = {"mfs": "MFS", LATE: "MFS with Q_1 = 1"}
-EARLY = "earliness_slo_mean"
 CCT, EARLINESS, ATTAINMENT = -52.0, -42.0, 2.2  # Figure 13 and its text
 
 
@@ -63,7 +71,7 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
             share = ATTAINMENT if at_paper and rival == "fair" else None
             rows += [
                 change(results, f"{what}: mean CCT", *names, "cct_mean_s", cct),
-                _earliness(results, f"{what}: earliness of requests in time", *names, early),
+                earliness(results, f"{what}: earliness of requests in time", *names, early),
                 ratio(results, f"{what}: in time", *names, "ttft_slo_share", share),
             ]
     for policy in (*RIVALS, *OURS):
@@ -74,14 +82,6 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
         mean_ms = 1e3 * results.mean(name, "ttft_mean_s")
         rows.append(Row(f"at {rate:g}/s, {policy}: mean TTFT", None, mean_ms, "ms"))
     return rows
-
-
-def _earliness(results: Results, what: str, rival: str, ours: str, paper: float | None) -> Row:
-    """Returns a row with the change of the mean earliness; None where a seed of either has no request in time."""
-    if all(results.measured(name, EARLY) for name in (rival, ours)):
-        return change(results, what, rival, ours, EARLY, paper)
-    note = "a seed without a request in time"
-    return Row(what, paper, None, "%", None, "" if paper is None else f"at most {paper:g} %", None, note)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments.base import Results, Row, Variant
-from benchmarks.experiments.mfs_common import LATE, POLICIES, SEEDS_FROM, change, named, run_one
+from benchmarks.experiments.mfs_common import OURS, POLICIES, SEEDS_FROM, change, named, run_one
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ WITHIN = 0.25
 
 def variants(quick: bool) -> list[Variant]:
     size = {"requests": 60, "warmup": 20, "groups": 4} if quick else {"requests": 400, "warmup": 100}
-    policies = ("fair", "karuna", "mfs", LATE) if quick else POLICIES
+    policies = ("fair", "karuna", *OURS) if quick else POLICIES
     return [
         made
         for work in WORKLOADS
@@ -65,16 +65,14 @@ def compare(results: Results) -> list[Row]:
         for what, metric, paper in zip(
             ("mean TTFT", "mean CCT"), ("ttft_mean_s", "cct_mean_s"), PAPER[work], strict=True
         ):
-            rows.append(change(results, f"{work}: {what}, MFS vs fair", fair, ours, metric, paper))
-            late = f"{at} {RATE:g}/s {LATE}"
-            rows.append(
-                change(results, f"{work}: {what}, MFS with Q_1 = 1 vs fair", fair, late, metric, paper)
-            )
+            for form, title in OURS.items():
+                name = f"{at} {RATE:g}/s {form}"
+                rows.append(change(results, f"{work}: {what}, {title} vs fair", fair, name, metric, paper))
         for what, metric in (("mean TTFT", "ttft_mean_s"), ("mean CCT", "cct_mean_s")):
             # What is left to save: collectives that nothing delays.
             rows.append(change(results, f"{work}: {what}, no contention vs fair", fair, alone, metric, None))
         for rival in _policies(results):
-            if rival in ("fair", "mfs", LATE):
+            if rival == "fair" or rival in OURS:
                 continue
             name = f"{at} {RATE:g}/s {rival}"
             what = f"{work}: mean TTFT, MFS vs {rival}"

@@ -17,11 +17,17 @@ NO_SLO_S = 600.0
 
 
 class Batches:
-    """Tells the driver a new order whenever a batch arrives or departs. All ports have `port_bytes_per_s`."""
+    """Tells the driver a new order whenever a batch arrives or departs. All ports have `port_bytes_per_s`. An order
+    prunes at most the share `drop_share` of the requests in it.
+    """
 
-    def __init__(self, driver: FlowDriver, kernel: Kernel, port_bytes_per_s: float, budget: int) -> None:
+    def __init__(
+        self, driver: FlowDriver, kernel: Kernel, port_bytes_per_s: float, drop_share: float
+    ) -> None:
         self._driver, self._kernel = driver, kernel
-        self._port_bytes_per_s, self._budget = port_bytes_per_s, budget
+        self._port_bytes_per_s, self._drop_share = port_bytes_per_s, drop_share
+        # The bandwidth of each port that has borne load.
+        self._bandwidth: dict[Port, float] = {}
         self._loads: dict[str, dict[str, RequestLoad]] = {}
         # The batch of each request, and the end of each batch's computation in virtual time.
         self._of: dict[str, str] = {}
@@ -38,6 +44,8 @@ class Batches:
             request_id: RequestLoad(request_id, now_s + NO_SLO_S if due_at is None else due_at, load)
             for request_id, (due_at, load) in loads.items()
         }
+        for _, load in loads.values():
+            self._bandwidth.update(dict.fromkeys(load, self._port_bytes_per_s))
         self._of.update(dict.fromkeys(loads, batch))
         self._ends_s[batch] = now_s + compute_s
         self._order()
@@ -62,6 +70,6 @@ class Batches:
             Batch(batch, tuple(loads.values()), max(0.0, self._ends_s[batch] - now_s))
             for batch, loads in self._loads.items()
         ]
-        ports = {port for batch in batches for request in batch.requests for port in request.load}
-        order = schedule(batches, dict.fromkeys(ports, self._port_bytes_per_s), self._budget, now_s)
+        budget = int(self._drop_share * len(self._of))
+        order = schedule(batches, self._bandwidth, budget, now_s)
         self._driver.ordered(tuple(each.batch for each in order.batches), order.pruned)

@@ -69,7 +69,7 @@ def build_flows(config: SimConfig, kernel: Kernel, meter: Meter, links: Links) -
         )
     kind = IdealSwitches if setup.permits is None else ByPermit
     driver = kind(setup, kernel, links.network, lambda: meter.measuring)
-    batches = Batches(driver, kernel, links.network.topology.class_bytes_per_s["nic"], setup.drop_budget)
+    batches = Batches(driver, kernel, links.network.topology.class_bytes_per_s["nic"], setup.drop_share)
     return Flows(driver, batches, KvStore(setup.known) if setup.reuse else None)
 
 

@@ -290,8 +290,9 @@ class FlowSetup:
     the node that computed it first. Their own caches must be off. `known` are block hashes that are there from the
     beginning, each with the node that has them.
 
-    `drop_budget` is the most requests that Algorithm 1 may prune at a time. KV is due `margin_s` before the time from
-    which the decode engine's first step would make the request late.
+    `drop_share` is the most that Algorithm 1 may prune at a time, as a share of the requests that it orders; pruned
+    requests go to the scavenger level, as with live agents (`AgentConfig.drop_share`). KV is due `margin_s` before the
+    time from which the decode engine's first step would make the request late.
     """
 
     policy: tuple[str, Mapping[str, Any]] = ("mfs", NO_PARAMS)
@@ -299,11 +300,17 @@ class FlowSetup:
     promote_s: float = 0.005
     reuse: bool = True
     known: Mapping[int, str] = field(default_factory=dict)
-    drop_budget: int = 0
+    drop_share: float = 0.0
     margin_s: float = 0.005
 
     def __post_init__(self) -> None:
-        _require("FlowSetup", [(self.promote_s > 0, f"promote_s is {self.promote_s}: must be > 0")])
+        _require(
+            "FlowSetup",
+            [
+                (self.promote_s > 0, f"promote_s is {self.promote_s}: must be > 0"),
+                (0 <= self.drop_share <= 1, f"drop_share is {self.drop_share}: must be in [0, 1]"),
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class FlowStats:
     """The measurements of a run's flows in its window: `stages` by `Stage`, and the times that computation stood still.
 
     `collective_s` is the time of collectives, none of which overlaps with its instance's computation, and `collectives`
-    their number. `stalled_s` is the time that groups of layers waited for reused KV.
+    their number. `stalled_s` is the time that groups of layers waited for reused KV. `pruned` are the ids of the requests
+    that any order of the run has pruned.
     """
 
     stages: dict[Stage, StageStats] = field(default_factory=lambda: {stage: StageStats() for stage in Stage})
@@ -49,7 +50,7 @@ class FlowStats:
     collective_s: float = 0.0
     stalled_s: float = 0.0
     permits: int = 0
-    pruned: int = 0
+    pruned: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +167,7 @@ class IdealSwitches:
     def ordered(self, batches: tuple[str, ...], pruned: tuple[str, ...]) -> None:
         self._red = {batch: float(rank) for rank, batch in enumerate(batches)}
         self._pruned = frozenset(pruned)
-        self.stats.pruned += len(pruned)
+        self.stats.pruned.update(pruned)
         for sent in list(self._live.values()):
             state = sent.state
             red, is_pruned = self._red.get(state.flow.batch, math.inf), state.flow.request_id in self._pruned

@@ -201,7 +201,7 @@ def _flows(stats: FlowStats, requests: Sequence[RequestRecord]) -> Metrics:
         "cct_mean_s": _ratio(stats.collective_s, stats.collectives),
         "reuse_stall_s": stats.stalled_s,
         "permits": float(stats.permits),
-        "pruned": float(stats.pruned),
+        "pruned": float(len(stats.pruned)),
     }
     for stage, of in stats.stages.items():
         found[f"flow_mean_s/{stage.name.lower()}"] = _ratio(of.seconds, of.flows)

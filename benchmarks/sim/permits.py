@@ -66,7 +66,7 @@ class ByPermit:
             self._tell(ev.Advanced(sent.state.flow.flow_id, rli))
 
     def ordered(self, batches: tuple[str, ...], pruned: tuple[str, ...]) -> None:
-        self.stats.pruned += len(pruned)
+        self.stats.pruned.update(pruned)
         self._tell(ev.Ordered(batches, pruned))
 
     def _tell(self, event: ev.FlowEvent) -> None:

@@ -151,7 +151,8 @@ def schedule_steps(
         _, name, batch = heappop(order)
         own: dict[Port, int] = {}
         for request in batch.requests:
-            pool.take(name, request)
+            if drop_budget:
+                pool.take(name, request)
             _add(own, request.load, 1)
         while True:
             yield
@@ -258,7 +259,8 @@ def _check(
             raise BadEvent(f"request {request.request_id!r} is given twice: a request belongs to one batch")
         requests.add(request.request_id)
         for port, size in request.load.items():
-            if size < 0 or not is_finite(size):
+            # almost all loads are whole numbers, which are finite
+            if size < 0 or (type(size) is not int and not is_finite(size)):
                 raise BadEvent(f"request {request.request_id!r}: load {size!r} at {port}: it must be >= 0")
             if not bandwidth.get(port, 0.0) > 0.0:
                 raise BadEvent(f"port {port} bears load and has no bandwidth: give its bytes/s, above 0")

@@ -13,10 +13,13 @@ has a higher rate per weight. If every bundle has a bottleneck, the rates are th
      until none is found.
 After a few rounds the rest of the connected component is added at once. Levels are computed one after another, the most
 urgent first. A level is visited only where its links changed, or where higher levels take another amount than before.
+A link knows the levels on it. So the cost of a change grows with the levels that share links with it, not with all
+levels, of which a policy may use as many as there are flows.
 """
 
 import heapq
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Iterable, Sequence
 
 # Relative difference of two capacities or rates below which they are equal.
 EPSILON = 1e-9
@@ -25,8 +28,6 @@ EPSILON = 1e-9
 _ROUNDS = 8
 # After this many rebalances, sums that are updated by differences are computed anew, to remove rounding errors.
 _RESUM = 1000
-# Levels without bundles are kept up to this many levels in all.
-_LEVELS = 16
 
 
 class Bundle:
@@ -51,12 +52,14 @@ class Bundle:
 
 
 class _Cell:
-    """One level on one link. It is the bottleneck of the bundles `held`; `taken` is the sum of its members' loads."""
+    """One level on one link, while it has members. It is the bottleneck of the bundles `held`; `taken` is the sum of its
+    members' loads.
+    """
 
-    __slots__ = ("held", "left", "link", "members", "stamp", "taken", "users", "waiting", "weight")
+    __slots__ = ("held", "left", "level", "link", "members", "stamp", "taken", "users", "waiting", "weight")
 
-    def __init__(self, link: int) -> None:
-        self.link = link
+    def __init__(self, level: int, link: int) -> None:
+        self.level, self.link = level, link
         # These are dicts because the order of a set may differ from run to run.
         self.members: dict[int, Bundle] = {}
         self.held: dict[int, Bundle] = {}
@@ -72,9 +75,9 @@ class FairShare:
 
     def __init__(self, capacity: Sequence[float]) -> None:
         self.capacity = list(capacity)
-        # Cells by level and link, and the levels, most urgent first.
+        # Cells by level and link, and by link in the order of their levels, most urgent first.
         self._levels: dict[int, dict[int, _Cell]] = {}
-        self._order: list[int] = []
+        self._on_link: list[list[_Cell]] = [[] for _ in self.capacity]
         # Changes since the last rebalance: links with another capacity, and by level the links of changed bundles and
         # the changed bundles themselves.
         self._dirty_links: dict[int, None] = {}
@@ -84,13 +87,11 @@ class FairShare:
         self._rebalances = 0
 
     def add(self, bundle: Bundle) -> None:
-        if bundle.level not in self._levels:
-            self._levels[bundle.level] = {}
-            self._order = sorted(self._levels)
-        cells = self._levels[bundle.level]
+        cells = self._levels.setdefault(bundle.level, {})
         for link in bundle.links:
             if link not in cells:
-                cells[link] = _Cell(link)
+                cells[link] = _Cell(bundle.level, link)
+                insort(self._on_link[link], cells[link], key=_level)
             cells[link].members[bundle.id] = bundle
         bundle.cells = tuple(cells[link] for link in bundle.links)
         self.reweigh(bundle)
@@ -98,12 +99,15 @@ class FairShare:
     def add_link(self, bytes_per_s: float) -> int:
         """Adds a link and returns its index."""
         self.capacity.append(bytes_per_s)
+        self._on_link.append([])
         return len(self.capacity) - 1
 
     def remove(self, bundle: Bundle) -> None:
         for cell in bundle.cells:
             del cell.members[bundle.id]
-            cell.taken = cell.taken - bundle.load if cell.members else 0.0
+            cell.taken -= bundle.load
+            if not cell.members:
+                self._drop(cell)
         if bundle.bottleneck is not None:
             del bundle.bottleneck.held[bundle.id]
         self._dirty.setdefault(bundle.level, {}).update(dict.fromkeys(bundle.links))
@@ -120,64 +124,78 @@ class FairShare:
 
     def taken(self, link: int) -> float:
         """Returns the bytes/s that all levels together send over a link."""
-        return sum(cells[link].taken for cells in self._levels.values() if link in cells)
+        return sum(cell.taken for cell in self._on_link[link])
 
     def rebalance(self, now_s: float) -> list[Bundle]:
         """Sets the rates after all changes since the last call; returns the bundles whose rate has changed."""
         self._rebalances += 1
         if self._rebalances % _RESUM == 0:
             self._sum_anew()
-        moved = self._dirty_links
+        moved, dirty = self._dirty_links, self._dirty
         changed: list[Bundle] = []
-        for level in self._order:
-            dirty = {**moved, **self._dirty.get(level, {})}
-            if dirty:
-                todo = self._settle_level(level, dirty)
-                changed += _apply(todo, moved, now_s)
-                moved.update(self._dirty.get(level, {}))
+        # A heap of levels to visit, some of them twice, and the links whose levels are in it.
+        waiting, known, last = list(dirty), set[int](), -1
+        heapq.heapify(waiting)
+        self._await_levels(moved, known, waiting, last)
+        while waiting:
+            level = heapq.heappop(waiting)
+            if level == last:
+                continue
+            last, own = level, dirty.get(level, {})
+            todo = self._settle_level(level, {**moved, **own})
+            changed += _apply(todo, moved, now_s)
+            moved.update(own)
+            self._await_levels(moved, known, waiting, last)
         self._dirty_links, self._dirty, self._fresh = {}, {}, {}
-        self._drop_empty_levels()
         return changed
 
-    def _drop_empty_levels(self) -> None:
-        """Forgets levels without bundles once they are many, so that policies may use as many levels as flows."""
-        if len(self._order) <= _LEVELS:
-            return
-        for level in self._order:
-            if not any(cell.members for cell in self._levels[level].values()):
-                del self._levels[level]
-        self._order = sorted(self._levels)
+    def _await_levels(self, links: Iterable[int], known: set[int], waiting: list[int], above: int) -> None:
+        """Adds the levels below `above` on the links that are not `known` to the heap `waiting`."""
+        for link in links:
+            if link not in known:
+                known.add(link)
+                for cell in self._on_link[link]:
+                    if cell.level > above:
+                        heapq.heappush(waiting, cell.level)
+
+    def _drop(self, cell: _Cell) -> None:
+        """Forgets a cell without members."""
+        self._on_link[cell.link].remove(cell)
+        cells = self._levels[cell.level]
+        del cells[cell.link]
+        if not cells:
+            del self._levels[cell.level]
 
     def _settle_level(self, level: int, dirty: dict[int, None]) -> dict[int, Bundle]:
         """Computes `new_rate` and the bottleneck of every bundle of the level that the changes affect.
 
         `dirty` are the links on which something has changed. Returns the bundles.
         """
-        cells = self._levels[level]
+        cells = self._levels.get(level, {})
         touched = [cells[link] for link in dirty if link in cells]
         todo = dict(self._fresh.get(level, {}))
         for cell in touched:
             todo.update(cell.held)
-        above = [self._levels[higher] for higher in self._order if higher < level]
-        filled = self._fill(todo, above)
+        filled = self._fill(todo)
         rounds = 1
-        while more := self._violated(touched, filled, above):
+        while more := self._violated(touched, filled):
             todo.update(more)
             rounds += 1
             if rounds > _ROUNDS:
                 _add_component(todo)
-            filled = self._fill(todo, above)
+            filled = self._fill(todo)
         return todo
 
-    def _room(self, cell: _Cell, above: list[dict[int, _Cell]]) -> float:
+    def _room(self, cell: _Cell) -> float:
         """Returns the bytes/s of the cell's link that the more urgent levels leave."""
-        free, link = self.capacity[cell.link], cell.link
-        for cells in above:
-            if link in cells:
-                free -= cells[link].taken
+        free = self.capacity[cell.link]
+        for other in self._on_link[cell.link]:
+            if other is cell:
+                break
+            free -= other.taken
         return free if free > 0.0 else 0.0
 
-    def _fill(self, todo: dict[int, Bundle], above: list[dict[int, _Cell]]) -> list[_Cell]:
+    def _fill(self, todo: dict[int, Bundle]) -> list[_Cell]:
         """Fills `todo` progressively into the capacity that the fixed bundles leave; returns the cells that it uses."""
         self._stamp = stamp = self._stamp + 1
         filled: list[_Cell] = []
@@ -187,7 +205,7 @@ class FairShare:
             for cell in bundle.cells:
                 if cell.stamp != stamp:
                     cell.stamp, cell.weight, cell.users = stamp, 0.0, []
-                    cell.left = self._room(cell, above) - cell.taken
+                    cell.left = self._room(cell) - cell.taken
                     filled.append(cell)
                 cell.left += load
                 cell.weight += weight
@@ -218,13 +236,11 @@ class FairShare:
                     other.waiting -= 1
         return filled
 
-    def _violated(
-        self, touched: list[_Cell], filled: list[_Cell], above: list[dict[int, _Cell]]
-    ) -> dict[int, Bundle]:
+    def _violated(self, touched: list[_Cell], filled: list[_Cell]) -> dict[int, Bundle]:
         """Returns the fixed bundles that must be filled again, because they or their neighbours lack a bottleneck."""
         stamp, more = self._stamp, dict[int, Bundle]()
         for cell in touched:
-            full = self._room(cell, above) + EPSILON * self.capacity[cell.link]
+            full = self._room(cell) + EPSILON * self.capacity[cell.link]
             if cell.stamp != stamp and cell.taken > full:
                 more.update(cell.members)
         for cell in filled:
@@ -250,6 +266,10 @@ class FairShare:
         for cells in self._levels.values():
             for cell in cells.values():
                 cell.taken = sum(bundle.load for bundle in cell.members.values())
+
+
+def _level(cell: _Cell) -> int:
+    return cell.level
 
 
 def _let_go(bundle: Bundle) -> None:

@@ -3,10 +3,11 @@
 import pytest
 from matplotlib import pyplot as plt
 
+from actors.flow.config import AgentConfig
 from benchmarks.experiments import mfs_common as mfs
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, Results
-from benchmarks.experiments.mfs_rates import over_rivals, rate_at, sustained
+from benchmarks.experiments.mfs_rates import BEST, over_rivals, rate_at, sustained
 from benchmarks.workloads.catalog import as_if_present
 
 NAMES = [name for name in registry.EXPERIMENTS if name.startswith("mfs_")]
@@ -101,17 +102,53 @@ def test_rates_are_read_between_those_that_ran() -> None:
     """0.9 at 1/s and 0.7 at 2/s: 0.8 is halfway; 0.5 is below all."""
     assert rate_at({1.0: 0.9, 2.0: 0.7}, 0.8) == pytest.approx(1.5)
     assert rate_at({1.0: 0.9, 2.0: 0.85}, 0.8) is None
-    shares = {
-        "fair": {1.0: 0.5, 2.0: 0.2},
-        "karuna": {1.0: 0.9, 2.0: 0.4},
-        "mfs": {1.0: 1.0, 2.0: 0.6},
-    }
-    assert sustained("x", shares, 1.2).ours == pytest.approx(1.5 / 1.2)
-    # at 1/s, the highest rate with 0.3 of fair sharing's requests in time
-    assert [(r.ours, r.met) for r in over_rivals("x", shares, 1.8)] == [
-        (2.0, True),
-        (pytest.approx(1 / 0.9), None),
+
+
+SHARES = {
+    "fair": {1.0: 0.5, 2.0: 0.2},
+    "edf": {1.0: 0.8, 2.0: 0.4},
+    "karuna": {1.0: 0.9, 2.0: 0.4},
+    "mfs": {1.0: 1.0, 2.0: 0.6},
+    # more in time than any rival, and no rival
+    "mfs-late": {1.0: 0.99, 2.0: 0.79},
+    "mfs-pruned": {1.0: 0.7, 2.0: 0.6},
+}
+
+
+def test_each_form_of_mfs_is_compared_with_the_best_rival_and_with_karuna() -> None:
+    """At 1/s, the highest rate with 0.3 of fair sharing's requests in time, Karuna is the best; without it EDF."""
+    where = "x: in time at 1/s,"
+    rows = over_rivals("x", SHARES, 1.05)
+    assert [(r.name, r.ours, r.paper, r.met, r.note) for r in rows] == [
+        (f"{where} MFS vs {BEST}", pytest.approx(1 / 0.9), 1.05, True, "karuna"),
+        (f"{where} MFS vs karuna", pytest.approx(1 / 0.9), None, None, ""),
+        (f"{where} MFS with Q_1 = 1 vs {BEST}", pytest.approx(0.99 / 0.9), 1.05, True, "karuna"),
+        (f"{where} MFS with Q_1 = 1 vs karuna", pytest.approx(0.99 / 0.9), None, None, ""),
+        (f"{where} MFS with pruning vs {BEST}", pytest.approx(0.7 / 0.9), 1.05, False, "karuna"),
+        (f"{where} MFS with pruning vs karuna", pytest.approx(0.7 / 0.9), None, None, ""),
     ]
+    worse = {**SHARES, "karuna": {1.0: 0.4, 2.0: 0.3}}
+    rows = over_rivals("x", worse, 2.0, against="karuna")
+    assert [(r.ours, r.paper, r.met, r.note) for r in rows[:2]] == [
+        (pytest.approx(1 / 0.8), None, None, "edf"),
+        (pytest.approx(1 / 0.4), 2.0, True, ""),
+    ]
+
+
+def test_sustained_rates_of_each_form_are_over_the_best_rival_and_over_karuna() -> None:
+    """Karuna falls to 0.8 at 1.2/s, EDF at 1/s; MFS at 1.5/s, mfs-late at 1.95/s, and mfs-pruned is below at both."""
+    rows = sustained("x", SHARES, 1.2)
+    assert [(r.ours, r.paper, r.met, r.note) for r in rows] == [
+        (pytest.approx(1.5 / 1.2), None, None, "karuna"),
+        (pytest.approx(1.5 / 1.2), 1.2, True, ""),
+        (pytest.approx(1.95 / 1.2), None, None, "karuna"),
+        (pytest.approx(1.95 / 1.2), 1.2, True, ""),
+        (None, None, None, "karuna, mfs-pruned below 80 % at all rates"),
+        (None, 1.2, None, "mfs-pruned below 80 % at all rates"),
+    ]
+    # a rival that sustains all rates is better than one with a rate
+    above = {**SHARES, "sjf": {1.0: 0.95, 2.0: 0.85}}
+    assert sustained("x", above, 1.2)[0].note == "sjf, sjf above 80 % at all rates"
 
 
 @pytest.mark.parametrize(("work", "mean", "reuse"), [("conversation", 2_000, 0.50), ("agent", 1_000, 0.65)])
@@ -121,6 +158,29 @@ def test_requests_are_as_long_and_as_shared_as_the_paper_s(work: str, mean: int,
     assert share == pytest.approx(reuse, abs=0.05)
     assert set(known.values()) == {f"node{i}" for i in range(16)}
     assert all(r.ttft_slo_s is not None and r.ttft_slo_s > 0 for r in made)
+
+
+def test_pruning_is_by_the_share_of_live_agents_and_by_the_form_s_own() -> None:
+    assert AgentConfig().drop_share == mfs.DROP_SHARE
+    shares = {
+        policy: mfs.sim_config(mfs.config("mixtral-8x7b", "agent", policy, 1.0, **SMALL), 0).flows
+        for policy in mfs.POLICIES
+    }
+    assert {policy: flows and flows.drop_share for policy, flows in shares.items()} == {
+        **dict.fromkeys((*mfs.RIVALS, "mfs", mfs.LATE), 0.0),
+        mfs.PRUNED: mfs.DROP_SHARE,
+    }
+    assert {policy for policy, flows in shares.items() if flows and flows.policy[0] == "mfs"} == set(mfs.OURS)
+
+
+def test_in_overload_the_pruned_form_prunes_and_the_others_do_not() -> None:
+    made = {
+        policy: mfs.run_one(mfs.config("dbrx", "conversation", policy, 2.0, **SMALL), 0)
+        for policy in ("mfs", mfs.PRUNED)
+    }
+    assert made["mfs"]["pruned"] == 0.0
+    assert made[mfs.PRUNED]["pruned"]
+    assert made[mfs.PRUNED]["unfinished"] == 0.0
 
 
 def test_every_policy_meets_the_same_requests_and_a_run_repeats() -> None:
