@@ -183,7 +183,7 @@ class FlowThread:
                 target=terms.target or self._name,
                 size=read.bytes,
                 due_s=terms.due_s,
-                rli=self._places().get(flow_id, 0),
+                rli=terms.rli,
                 compute_s=terms.compute_s,
             )
             sizes = read.sizes()
@@ -195,18 +195,6 @@ class FlowThread:
             self._end_flow(flow_id, "")
             return
         self._carry_out(todo)
-
-    def _places(self) -> dict[str, int]:
-        """Returns by flow id the place of each open read of a prefix: how many other requests' prefixes were to be read
-        before it and are not yet. vLLM loads a prefix whole, before the first layer, so the place takes the part of
-        MFS's relative layer index (`Flow.rli`).
-        """
-        requests: dict[str, int] = {}
-        return {
-            flow_id: requests.setdefault(read.terms.request_id, len(requests))
-            for flow_id, read in self._reads.items()
-            if read.terms.flow.stage == Stage.REUSE
-        }
 
     def _abort(self, request_id: str) -> None:
         mine = [key for key, read in self._reads.items() if read.terms.request_id == request_id]
@@ -270,8 +258,6 @@ class FlowThread:
 
     def _end_flow(self, flow_id: str, refused: str) -> None:
         read = self._reads.pop(flow_id)
-        for other, rli in self._places().items():
-            self._client.advanced(other, rli)
         if read.error is not None:
             logger.warning("A read of KV for request %s has failed: %s", read.terms.request_id, read.error)
         if refused:

@@ -37,6 +37,7 @@ class FlowTerms:
     target: str = ""
     batch: str = ""
     stage: int = 3
+    rli: int = 0
     compute_s: float = 0.0
     due_s: float | None = None
     hold_s: float = 10.0

@@ -257,7 +257,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             params = request.kv_transfer_params or {}
             if any(blocks):
                 self.stats.data[READING].append(request_id)
-                ours.flows[request_id] = flow_terms(params, time.monotonic())
+                ours.flows[request_id] = flow_terms(params, time.monotonic(), before=len(ours.flows))
                 if params.get(LEASE) is not None:
                     ours.leases[request_id] = params[LEASE]
             else:
@@ -281,12 +281,14 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self._free_slots.append(opened[0])
 
 
-def flow_terms(params: dict[str, Any], now_s: float) -> dict[str, Any]:
+def flow_terms(params: dict[str, Any], now_s: float, before: int) -> dict[str, Any]:
     """Returns what the workers tell a flow scheduler of a read (fields of `chunked_read.FlowTerms`), from the
-    kv_transfer_params of its request. `now_s` is the time by the host's monotonic clock.
+    kv_transfer_params of a request that has `before` reads before it in its queue. `now_s` is the time by the host's
+    monotonic clock.
 
-    A request whose own KV will be read is a prefill that fetches a prefix (stage 1). No read is held for longer than
-    its request may last.
+    A request whose own KV will be read is a prefill that fetches a prefix (stage 1). vLLM loads a prefix whole, before
+    the first layer, so its place in the queue takes the part of MFS's relative layer index. No read is held for longer
+    than its request may last.
     """
     terms: dict[str, Any] = {
         "source": (params.get(LEASE) or {}).get("node") or str(params.get("remote_host", "")),
@@ -295,6 +297,6 @@ def flow_terms(params: dict[str, Any], now_s: float) -> dict[str, Any]:
     if (ends_at_s := params.get(ENDS)) is not None:
         terms["hold_s"] = max(0.0, ends_at_s - now_s)
     if params.get("do_remote_decode"):
-        return terms | {"stage": 1}
+        return terms | {"stage": 1, "rli": before}
     due_at_s = params.get(DUE)
     return terms if due_at_s is None else terms | {"due_s": due_at_s - now_s}

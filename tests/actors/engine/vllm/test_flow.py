@@ -1,9 +1,8 @@
 """The thread that reads KV, over two real NIXL agents, with and without a real flow agent in a process of its own."""
 
-import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from actors.engine.vllm.connector.chunked_read import ChunkedRead, FlowTerms
+from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.integrity import SAMPLE, SumsTable, chosen
 from actors.engine.vllm.connector.read_check import CORRUPT, GIVEN_BACK
 from actors.engine.vllm.flow import LONGEST_POLL_S, POLL_S, FlowThread, poll_pause_s
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Post, ReaderConfig
-from policies.flow.base import Flow
 from tests.actors.engine.vllm.connector.pair import DESCRIPTORS, Pair, until
 from tests.actors.engine.vllm.connector.test_chunked_read import Scripted, scripted
 from tests.actors.flow.narrow import NarrowAgent, Occupant
@@ -136,51 +134,6 @@ def test_a_read_that_is_stuck_is_polled_ever_more_rarely(pair: Pair) -> None:
     assert nixl.polls - before <= 60
     nixl.states["h0"] = "DONE"
     until(lambda: read.state == "DONE")
-    thread.stop()
-
-
-class Placed(ReadsClient):
-    """A client that keeps each read's latest relative layer index by its flow."""
-
-    def __init__(self) -> None:
-        super().__init__("", "here", "w")
-        self.rli: dict[str, int] = {}
-
-    def submit(self, flow: Flow, chunks: Sequence[int], hold_bound_s: float) -> list[Any]:
-        self.rli[flow.flow_id] = flow.rli
-        return super().submit(flow, chunks, hold_bound_s)
-
-    def advanced(self, flow_id: str, rli: int) -> None:
-        self.rli[flow_id] = rli
-        super().advanced(flow_id, rli)
-
-
-def test_the_read_of_a_prefix_is_needed_sooner_when_those_before_it_have_ended(pair: Pair) -> None:
-    """Prefixes of a, b and c, where b reads from two workers, and KV for decoding, which counts for nothing."""
-    nixl, client = Stuck(), Placed()
-    thread = FlowThread(pair.checks, client, "w", scheduled=False)
-    reads = []
-    for name, stage in (("a", 1), ("b", 1), ("decode", 3), ("b", 1), ("c", 1)):
-        read = scripted(nixl, 1)
-        read.terms = dataclasses.replace(read.terms, request_id=name, flow=FlowTerms(stage=stage))
-        thread.submit(read)
-        reads.append(read)
-
-    def end(number: int) -> None:
-        nixl.states[f"h{number}"] = "DONE"
-        until(lambda: reads[number].state == "DONE")
-
-    until(lambda: len(nixl.states) == len(reads))
-    assert client.rli == {"w/1": 0, "w/2": 1, "w/3": 0, "w/4": 1, "w/5": 2}
-    end(2)
-    assert client.rli == {"w/1": 0, "w/2": 1, "w/3": 0, "w/4": 1, "w/5": 2}
-    end(0)
-    assert client.rli == {"w/1": 0, "w/2": 0, "w/3": 0, "w/4": 0, "w/5": 1}
-    end(1)
-    assert client.rli["w/5"] == 1
-    end(3)
-    assert client.rli["w/5"] == 0
-    end(4)
     thread.stop()
 
 

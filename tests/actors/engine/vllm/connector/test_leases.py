@@ -64,10 +64,10 @@ def test_the_scheduler_half_passes_on_what_it_has_lent() -> None:
 
 def test_a_flow_scheduler_hears_of_a_read_what_its_request_brings() -> None:
     handle = {LEASE: {"node": "n1"}, BATCH: "p@7", "remote_host": "10.0.0.1"}
-    decode = flow_terms({**handle, DUE: 102.0}, now_s=100.5)
+    decode = flow_terms({**handle, DUE: 102.0}, now_s=100.5, before=3)
     assert decode == {"source": "n1", "batch": "p@7", "due_s": 1.5}
     without = {"remote_host": "10.0.0.1", LEASE: None, DUE: None}
-    assert flow_terms(without, 100.0) == {"source": "10.0.0.1", "batch": ""}
+    assert flow_terms(without, 100.0, 0) == {"source": "10.0.0.1", "batch": ""}
 
 
 @pytest.mark.parametrize(("left_s", "held_s"), [(2.0, 2.0), (-1.0, 0.0), (500.0, 20.0)])
@@ -76,12 +76,12 @@ def test_no_read_is_held_for_longer_than_its_request_may_last(left_s: float, hel
     worker: Any = object.__new__(SluiceWorker)
     worker._leases, worker._node, worker._lease_s = {}, "n1", 30.0
     for role in ({}, {"do_remote_decode": True}):
-        worker._flows = {"r": flow_terms({"remote_host": "a", ENDS: 100.0 + left_s, **role}, 100.0)}
+        worker._flows = {"r": flow_terms({"remote_host": "a", ENDS: 100.0 + left_s, **role}, 100.0, 0)}
         terms = worker._terms("r", Source("agent", (0, 0))).flow
         assert (terms.hold_s, terms.target, terms.source) == (held_s, "n1", "a")
 
 
-def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow() -> None:
-    terms = flow_terms({"do_remote_decode": True, "remote_host": "a", DUE: 2.0}, now_s=0.0)
-    assert terms["stage"] == 1
+def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow_of_its_place_in_the_queue() -> None:
+    terms = flow_terms({"do_remote_decode": True, "remote_host": "a", DUE: 2.0}, now_s=0.0, before=3)
+    assert (terms["stage"], terms["rli"]) == (1, 3)
     assert "due_s" not in terms
