@@ -98,11 +98,11 @@ def _breakdown(results: Results, work: str, found: Attainments, rate: float) -> 
         for rival in RIVALS:
             if rate not in found.get(form, {}) or rate not in found.get(rival, {}):
                 continue
-            names = [f"{MODEL} mooncake-{work} {rate:g}/s {policy}" for policy in (rival, form)]
+            theirs, ours = (f"{MODEL} mooncake-{work} {rate:g}/s {policy}" for policy in (rival, form))
             what = f"{work}: at {rate:g}/s, {title} vs {rival}"
             rows += [
-                change(results, f"{what}: mean CCT", *names, "cct_mean_s", None),
-                earliness(results, f"{what}: earliness of requests in time", *names, None),
+                change(results, f"{what}: mean CCT", theirs, ours, "cct_mean_s", None),
+                earliness(results, f"{what}: earliness of requests in time", theirs, ours, None),
             ]
     return rows
 

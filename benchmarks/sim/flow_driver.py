@@ -41,8 +41,8 @@ class FlowStats:
     """The measurements of a run's flows in its window: `stages` by `Stage`, and the times that computation stood still.
 
     `collective_s` is the time of collectives, none of which overlaps with its instance's computation, and `collectives`
-    their number. `stalled_s` is the time that groups of layers waited for reused KV. `pruned` are the ids of the requests
-    that any order of the run has pruned.
+    their number. `stalled_s` is the time that groups of layers waited for reused KV. `pruned` are the ids of the
+    requests that any order of the run has pruned.
     """
 
     stages: dict[Stage, StageStats] = field(default_factory=lambda: {stage: StageStats() for stage in Stage})

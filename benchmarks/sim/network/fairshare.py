@@ -52,8 +52,8 @@ class Bundle:
 
 
 class _Cell:
-    """One level on one link, while it has members. It is the bottleneck of the bundles `held`; `taken` is the sum of its
-    members' loads.
+    """One level on one link, while it has members. It is the bottleneck of the bundles `held`; `taken` is the sum of
+    its members' loads.
     """
 
     __slots__ = ("held", "left", "level", "link", "members", "stamp", "taken", "users", "waiting", "weight")
