@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.stats import percentile
 from benchmarks.plots import COLOURS, figure, save
-from policies.scaling.starts import StartSteps
+from benchmarks.sim.starts import StartSteps
 
 ACTIVATION_S = 1.0
 POOL_S = 10.0

@@ -17,6 +17,8 @@ import yaml
 from benchmarks.sim.profiles import ProfileError
 from policies.scaling.starts import StartSteps
 
+__all__ = ["FIELDS", "FOLDER", "StartSteps", "dump", "load", "names"]
+
 FOLDER = Path(__file__).parent
 FIELDS = tuple(field.name for field in dataclasses.fields(StartSteps))
 
