@@ -55,9 +55,7 @@ LOST = frozenset(
     {
         "chaos/sim-bare-flow.json",
         "experiments/lend_prefixes.json",
-        "experiments/mfs/mfs_breakdown.json",
         "experiments/mfs/mfs_permits.json",
-        "experiments/mfs/mfs_testbed.json",
         "experiments/scaling/scaling_burst.json",
         "experiments/scaling/scaling_diurnal.json",
         "experiments/scaling/scaling_fork.json",
