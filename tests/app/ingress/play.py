@@ -21,6 +21,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import HttpExchange
 from app.ingress.http.reply import Headers
+from app.ingress.intake import Prompts
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests
 from app.ingress.request import IngressRequest
@@ -202,7 +203,7 @@ class Play:
         plan = plan_completion(orjson.dumps({"prompt": PROMPT} | body), headers, Defaults())
         self.exchange = CheckedExchange(requests, plan, self.reply, requests.new_id(None), self.now_s)
         requests.opened(self.exchange)
-        self.exchange.begin([PROMPT], [plan.max_tokens or 16], [("", "")])
+        self.exchange.begin(Prompts([PROMPT], [plan.max_tokens or 16], [("", "")]))
 
     def _tell(self, message: wire.Message) -> bool:
         self.told.append(message)
