@@ -30,7 +30,7 @@ The rivals have no parameters. MFS runs in three forms, which stand beside each 
   requests in progress are pruned, as by live agents. The paper names no drop budget, and prunes softly: a pruned
   request's reused KV and P2D transfers go to the scavenger level until an order no longer prunes it, so it is late and
   not refused. Its collectives are its batch's and stay, and the batch waits for its reused KV; the paper does not say
-  whether it would. On the breakdown's overload, seed 0, shares of 0, 0.1, 0.3 and 1 had 18, 24, 19 and 17 % in time.
+  whether it would.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 256 prefill GPUs in instances of 32 and as many decode ports (the paper's 1:1; 2,048 GPUs there), in 8 layer groups. One
 point has 16 groups, which shows what coarser groups cost. Workloads are the stand-ins of `mfs_common`.
 
-The sizes are meant to fit an hour of one core (170 variants of about 10 s of CPU, estimated from single runs): 512
+The sizes are meant to fit an hour of one core (170 variants): 512
 measured requests a run, two seeds, and three rates around the knee. The knee was looked for on seed 0
 (`mfs_common.SEEDS_FROM`) with 384 requests, on DBRX only: on conversations up to 0.6 requests/s for each GPU, on agents
 up to 1.0, where fair sharing still had most in time. ASSUMPTION: the other models' knees are not far from DBRX's
