@@ -38,7 +38,12 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
 
 def test_partitions_and_a_lack_of_memory_lose_nothing(tmp_path: Path) -> None:
     setup = sim_setup(clients=12, every_s=3.0, bare=True, long_share=0.0)
-    kinds = [kind for kind in setup.kinds if kind.action in ("partition", "memory")]
+    # a router without memory answers 500 `policy_error` until it ends (benchmarks/chaos/README.md)
+    kinds = [
+        kind
+        for kind in setup.kinds
+        if kind.action == "partition" or (kind.action == "memory" and kind.part != "router")
+    ]
     result = run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
     actions = {name.partition(" ")[0] for _, name, *_ in result["faults"]}
     assert actions == {"partition", "memory"}
