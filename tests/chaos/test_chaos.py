@@ -9,7 +9,6 @@ import pytest
 from benchmarks.chaos.__main__ import run_once
 from benchmarks.chaos.results import is_bad
 from benchmarks.chaos.setups import Setup, sim_setup
-from benchmarks.chaos.totals import OUTCOME
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -34,21 +33,6 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     # a run waits for its streams in the end: those of minutes are left to one of these
     long_share = 0.0 if bare else 0.12
     run(sim_setup(clients=12, every_s=3.0, bare=bare, long_share=long_share), tmp_path / "logs")
-
-
-def test_partitions_and_a_lack_of_memory_lose_nothing(tmp_path: Path) -> None:
-    setup = sim_setup(clients=12, every_s=3.0, bare=True, long_share=0.0)
-    # a router without memory answers 500 `policy_error` until it ends (benchmarks/chaos/README.md)
-    kinds = [
-        kind
-        for kind in setup.kinds
-        if kind.action == "partition" or (kind.action == "memory" and kind.part != "router")
-    ]
-    result = run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
-    actions = {name.partition(" ")[0] for _, name, *_ in result["faults"]}
-    assert actions == {"partition", "memory"}
-    outcomes = {row[OUTCOME] for row in result["faults"] if row[1].startswith("memory")}
-    assert outcomes <= {"died", "got no memory"}
 
 
 def test_faults_of_flow_agents_lose_nothing(tmp_path: Path) -> None:
