@@ -91,7 +91,7 @@ METHODS = (
     *(f"ours {predictor}" for predictor in PREDICTORS),
     "ours_leased oracle",
 )
-# What a deployment grants: the KV of a pooled request is lent for 30 s at a time, and for 600 s in all.
+# A deployment grants leases: the KV of a pooled request is lent for 30 s at a time, and for 600 s in all.
 LEASES = {"lease_s": 30.0, "max_lease_s": 600.0}
 ENDLESS_LEASE_S = 1e6
 

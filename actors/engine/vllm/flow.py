@@ -147,7 +147,7 @@ class FlowThread:
                 self._begin(command)
             else:
                 self._abort(command)
-        # What has ended is reported before the agent's answers are read, and frees its ports that much earlier.
+        # Ended reads are reported before the agent's answers are read, which frees their ports that much earlier.
         self._poll()
         self._carry_out(self._client.step())
         now_s = self._clock()
