@@ -19,7 +19,7 @@ import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
-from actors import garbage
+from actors import garbage, no_memory
 from actors.engine.cores import claim, divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.scaling import fleet
@@ -124,6 +124,7 @@ class RouterReplica:
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()
+        no_memory.watch()
         log.info("router of generation %d listens on %s", generation, ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
@@ -225,6 +226,7 @@ class EngineReplica:
         self._drain_point = DrainPoint(socket_directory(wire.socket_dir), engine_id, self._drain)
         await self._drain_point.start()
         garbage.settle()
+        no_memory.watch()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
         log.info("start of %s: %s", engine_id, json.dumps(start_of(engine, began_s)))
 
@@ -313,6 +315,7 @@ class AutoscalerReplica:
         )
         self._autoscaler.start()
         garbage.settle()
+        no_memory.watch()
         log.info("autoscaler of generation %d decides by %s", generation, policy.name)
 
     async def check_health(self) -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 
 import uvloop
 
-from actors import garbage
+from actors import garbage, no_memory
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.flow.coordinator import Coordinator
@@ -40,6 +40,7 @@ async def serve(server: FlowAgent | Coordinator, listen: list[str], parent_pid: 
         loop.add_signal_handler(number, done.set)
     await server.start(listen)
     garbage.settle()
+    no_memory.watch()
     print("ready " + json.dumps({"id": server.me.id, "addresses": server.addresses}), flush=True)
     watch = asyncio.create_task(_watch_parent(parent_pid, done))
     await done.wait()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from actors import no_memory
 from actors.router.admin import RouterAdmin
 from actors.router.autoscaler import Autoscaler
 from actors.router.clock import clock_s
@@ -189,6 +190,12 @@ class RouterServer:
 
     def _on_message(self, channel: Channel, message: wire.Message) -> None:
         _check_sender(channel, message)
+        try:
+            self._take(channel, message)
+        except MemoryError:
+            no_memory.end()
+
+    def _take(self, channel: Channel, message: wire.Message) -> None:
         match message:
             case wire.Submit():
                 self._submit(channel, message)
@@ -251,6 +258,8 @@ class RouterServer:
             request = dataclasses.replace(request, predicted_tokens=predicted)
         try:
             self._autoscaler.arrived(request, message.again)
+        except MemoryError:
+            raise
         except Exception:
             # a bug, of a predictor perhaps; the request is decided all the same
             self._internal_errors += 1
@@ -329,7 +338,8 @@ class RouterServer:
         """Has the dispatcher handle an event, and carries out its actions. Returns whether the event fitted the state.
 
         A bug never ends the connection of the peer whose message became the event: what was decided is sent, the fault
-        is counted and logged. Only a refused PoliciesChanged raises, which its asker expects.
+        is counted and logged. Only a refused PoliciesChanged raises, which its asker expects. Without memory this
+        process ends: its successor asks the engines and ingresses for all that it has to know.
         """
         started_s = time.perf_counter()
         dispatcher = self.dispatcher
@@ -346,6 +356,8 @@ class RouterServer:
             self._policy_errors += 1
             actions, failure = error.decided, error
             log.error("%s", error, exc_info=error.__cause__)
+        except MemoryError:
+            no_memory.end()
         except Exception as unexpected:
             failure = unexpected
             if isinstance(event, ev.PoliciesChanged):
@@ -402,6 +414,8 @@ class RouterServer:
             await asyncio.sleep(period_s)
             try:
                 what()
+            except MemoryError:
+                no_memory.end()
             except Exception:
                 # a bug; the loop must go on, or the router would rescue no lease and expire no queued request
                 self._internal_errors += 1

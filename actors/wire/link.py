@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from actors import no_memory
 from actors.loop_timeout import within
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import Message
@@ -54,7 +55,7 @@ class Link:
 
     def start(self) -> None:
         """Starts to connect, in a background task."""
-        self._task = asyncio.create_task(self._keep(), name=f"link to {self._name}")
+        self._task = asyncio.create_task(no_memory.or_end(self._keep()), name=f"link to {self._name}")
 
     async def stop(self) -> None:
         """Stops reconnecting, sends what is queued, and closes the connection. `on_down` is called if the link was up.
@@ -94,6 +95,8 @@ class Link:
                 find_s = min(FIND_TIMEOUT_MOST_S, 2 * find_s)
             except (OSError, WireError) as error:
                 log.info("%s: no connection (%s); next try in %.2f s", self._name, error, backoff_s)
+            except MemoryError:
+                raise
             except Exception as error:
                 # `find` calls Ray, which raises many kinds of errors; the link must survive all of them
                 log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)

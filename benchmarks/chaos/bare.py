@@ -29,6 +29,7 @@ from typing import Any
 
 import setproctitle
 
+from actors import no_memory
 from actors.engine.registry import ENGINES
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
@@ -252,6 +253,7 @@ def _fork(slot: Slot, orders: Path) -> int:
 
 
 async def _serve(part: Part, orders: Path) -> None:
+    no_memory.watch()
     Cuts(orders).guard()
     Faults(str(orders), str(os.getpid()), lambda: None).start()
     await part()

@@ -163,7 +163,8 @@ class Dispatcher:
 
         Raises StaleEvent for an event that does not fit the state, and ValueError for a refused PoliciesChanged; then
         nothing has changed. Raises PolicyError when a policy breaks its contract or raises any other exception; its
-        `decided` holds the actions that were decided, which are valid.
+        `decided` holds the actions that were decided, which are valid. A MemoryError is passed on: it says nothing
+        about the policy or the request, and the state may be half changed.
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
@@ -179,6 +180,8 @@ class Dispatcher:
             self._decide(event, revived, actions)
         except PolicyError as error:
             error.decided = tuple(actions)
+            raise
+        except MemoryError:
             raise
         except Exception as error:
             failed = PolicyError(f"the dispatcher failed: {error!r}")
@@ -322,7 +325,7 @@ class Dispatcher:
         while (request := self._queue.head()) is not None:
             try:
                 route = self._route_prefill(request, self.state.snapshot(now_s, ()))
-            except PolicyError:
+            except (PolicyError, MemoryError):
                 raise
             except Exception as error:
                 actions.append(self._isolate(request.attempt_id, self.prefill.name, error, now_s))
@@ -415,7 +418,7 @@ class Dispatcher:
             feasible = FeasibleEntries(entries, rooms, self.config.starves_from_s, now_s)
             try:
                 assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
-            except PolicyError:
+            except (PolicyError, MemoryError):
                 raise
             except Exception:
                 left = self._place_singly(entries, now_s, left, actions)
@@ -440,7 +443,7 @@ class Dispatcher:
                 continue
             try:
                 assigned = self._assign(feasible, snapshot)
-            except PolicyError:
+            except (PolicyError, MemoryError):
                 raise
             except Exception as error:
                 actions.append(self._isolate(entry.request.attempt_id, self.decode.name, error, now_s))
@@ -502,7 +505,7 @@ class Dispatcher:
             # in either case the entry leaves the pool
             try:
                 actions.append(self._rescue(entry, now_s))
-            except PolicyError:
+            except (PolicyError, MemoryError):
                 raise
             except Exception as error:
                 actions.append(self._isolate(entry.request.attempt_id, self.prefill.name, error, now_s))

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.chaos.__main__ import run_once
 from benchmarks.chaos.results import is_bad
+from benchmarks.chaos.schedule import BARE
 from benchmarks.chaos.setups import Setup, sim_setup
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -33,9 +34,12 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     # a run waits for its streams in the end: those of minutes are left to one of these
     long_share = 0.0 if bare else 0.12
     setup = sim_setup(clients=12, every_s=3.0, bare=bare, long_share=long_share)
-    # two kinds by which requests are lost as yet (benchmarks/chaos/README.md)
-    kinds = [kind for kind in setup.kinds if kind.action != "partition" and kind.name != "memory router"]
-    run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
+    run(setup, tmp_path / "logs")
+
+
+def test_partitions_and_lacks_of_memory_lose_nothing(tmp_path: Path) -> None:
+    setup = sim_setup(clients=12, every_s=3.0, bare=True, long_share=0.0)
+    run(dataclasses.replace(setup, kinds=BARE), tmp_path / "logs")
 
 
 def test_faults_of_flow_agents_lose_nothing(tmp_path: Path) -> None:

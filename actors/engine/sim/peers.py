@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from actors import no_memory
 from actors.loop_timeout import LoopTimeout
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import Message, Pull, PullChunk, Pulled, PullGrant, Sent
@@ -153,6 +154,8 @@ class Puller:
 
         try:
             channel = await connect(addresses, new_channel)
+        except MemoryError:
+            no_memory.end()
         except (OSError, WireError) as error:
             self._lost(peer, f"cannot reach engine {peer.engine_id}: {error}")
             return

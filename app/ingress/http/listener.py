@@ -17,7 +17,7 @@ from functools import partial
 
 import uvicorn
 
-from actors import garbage
+from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
@@ -118,6 +118,7 @@ class Listener:
         await server.on_tick(0)
         await server.startup([sock])
         garbage.settle()
+        no_memory.watch()
         self._server = server
         self._ticker = asyncio.create_task(self._tick(server))
 

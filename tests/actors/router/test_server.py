@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors import no_memory
 from actors.router.clock import clock_s
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
@@ -434,3 +435,30 @@ async def test_status_says_how_loaded_the_fleet_is_and_which_workers_are_idle(ro
     assert status.gauges["load_score_decode"] == status.load.decode
     regimes = {name: on for name, on in status.gauges.items() if name.startswith("load_regime_")}
     assert regimes == {"load_regime_normal": 0.0, "load_regime_imbalanced": 1.0, "load_regime_extreme": 0.0}
+
+
+class Starved(JoinShortestQueue):
+    """A policy that gets no memory."""
+
+    def choose_prefill(self, request, workers, snapshot, rng):  # type: ignore[no-untyped-def]
+        raise MemoryError
+
+
+async def test_a_router_that_gets_no_memory_ends(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+
+    def end() -> None:
+        ended.append(True)
+        raise ConnectionError("this process would be gone")
+
+    monkeypatch.setattr(no_memory, "end", end)
+    await engine(router, "d", "decode")
+    await engine(router, "p", "prefill")
+    router.dispatcher.prefill = Starved()
+    ingress = await peer(router, "ingress", "i")
+    ingress.channel.send(wire.Submit("a", prompt_tokens=10, max_tokens=4))
+    await until(lambda: bool(ended))
+    assert router.status().totals["policy_errors"] == 0
+    assert not any(isinstance(message, wire.Reject) for message in ingress.inbox)

@@ -312,6 +312,35 @@ def test_an_entry_at_which_a_policy_raises_is_rejected_and_those_around_it_are_d
     assert d.state.pool_size == 0
 
 
+class Starved(JoinShortestQueue):
+    """A policy that gets no memory."""
+
+    def choose_prefill(self, request, workers, snapshot, rng):  # type: ignore[no-untyped-def]
+        raise MemoryError
+
+    def assign(self, feasible, snapshot, rng):  # type: ignore[no-untyped-def]
+        raise MemoryError
+
+
+def test_a_lack_of_memory_is_no_fault_of_a_policy_or_a_request() -> None:
+    d = faulty(Starved())
+    assert d.handle(ev.Arrived(0.0, Request("a", 0.0, 10, 8))) == []
+    with pytest.raises(MemoryError):
+        d.handle(ev.EngineStatus(0.0, "p", 0, 0, 0))
+    assert d.state.stage("a") is not None
+
+
+def test_nor_is_it_where_a_round_of_decode_is_decided() -> None:
+    d = faulty(JoinShortestQueue())
+    d.handle(ev.EngineStatus(0.0, "p", 0, 0, 0))
+    d.handle(ev.Arrived(0.0, Request("a", 0.0, 10, 8)))
+    assert d.handle(ev.PrefillDone(0.0, "a", 30.0, 1, 0)) == []
+    d.decode = Starved()
+    with pytest.raises(MemoryError):
+        d.handle(ev.EngineStatus(0.0, "d", 0, 0, 0))
+    assert d.state.stage("a") is not None
+
+
 # ------------------------------------------------------------------------------------------------------ silent workers
 
 
