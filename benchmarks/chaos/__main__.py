@@ -235,6 +235,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             bare=args.bare,
             flow=args.flow,
             gcs=args.gcs,
+            soak=args.soak,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

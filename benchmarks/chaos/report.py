@@ -58,7 +58,7 @@ def table_of(total: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def slopes_of(run: Mapping[str, Any], least_s: float = 600.0) -> list[str]:
+def slopes_of(run: Mapping[str, Any], least_s: float = 1_200.0) -> list[str]:
     """Returns a table of memory and open files of the processes that lived long enough for a slope, in Markdown."""
     lived = [p for p in run["processes"] if p["lived_s"] >= least_s and p["rss_mib_per_h"] is not None]
     lines = [
@@ -100,7 +100,8 @@ def page_of(runs: Sequence[Mapping[str, Any]], picture: str) -> str:
     slopes = slopes_of(last)
     if slopes:
         text += [
-            "Memory and open files of the processes of the last run that lived for ten minutes:",
+            "Memory and open files of the processes of the last run that lived for 20 minutes. Slopes leave out the "
+            "first ten of them, in which caches, indexes and rings fill up:",
             "",
             *slopes,
             "",

@@ -21,8 +21,10 @@ CODE = (*LIVE_CODE, "benchmarks/chaos")
 """The folders that decide what a run finds, beside the files that `MODULE` imports."""
 MODULE = "benchmarks.chaos.__main__"
 
-WARM_S = 120.0
-"""Seconds of a process's life that its slope leaves out, while caches and pools fill up. ASSUMPTION."""
+WARM_S = 600.0
+"""Seconds of a process's life that its slope leaves out, while caches, indexes and rings fill up. ASSUMPTION: they are
+full by then under a soak's load and KV (`setups.SOAK_KV_BLOCKS`).
+"""
 
 LONG_MINUTES = 10
 """Minutes from which the memory of a process is kept minute by minute."""

@@ -22,6 +22,11 @@ FLOW_BYTES_PER_S = 100e6
 part of a second, so that faults meet reads that are held.
 """
 
+SOAK_KV_BLOCKS = 4096
+"""KV blocks of an engine in a soak, an eighth of the default. Caches of prefixes, and the router's index of them, then
+are full after some minutes, and what grows afterwards is something else.
+"""
+
 OWN = "app.serve"
 """The module of the command that serves an application with a Ray of its own."""
 
@@ -74,15 +79,19 @@ def sim_setup(
     bare: bool = False,
     flow: bool = False,
     gcs: bool = False,
+    soak: bool = False,
 ) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
 
     With `flow` an agent schedules the reads of KV, which share a link of each prefill engine. With `bare` there are
     two, one for the prefill and one for the decode engines, and a coordinator; each read needs the permits of both.
-    `bare` is without Ray, and with `gcs` the state of Ray's control process, which is harmed as well, is in Redis.
+    `bare` is without Ray, and with `gcs` the state of Ray's control process, which is harmed as well, is in Redis. For
+    a `soak` their KV is small.
     """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
-    options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
+    options: dict[str, Any] = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
+    if soak:
+        options["kv_blocks"] = SOAK_KV_BLOCKS
     links = {"decode-*": {"bandwidth_bytes_per_s": FLOW_BYTES_PER_S, "latency_s": 1e-3}} if flow else {}
     args: dict[str, Any] = {
         "model": {"path": "sim", "name": "sim"},

@@ -12,6 +12,7 @@ from benchmarks.chaos.report import lines_of
 from benchmarks.chaos.results import (
     CODE,
     LONG_MINUTES,
+    WARM_S,
     MODULE,
     Kept,
     blame,
@@ -171,3 +172,9 @@ def test_the_memory_of_a_process_that_lives_long_is_kept_by_the_minute() -> None
     # the last sample of each minute
     assert long["rss_mib_by_minute"] == [51 + 2 * n for n in range(LONG_MINUTES + 2)]
     assert long["rss_mib_per_h"] == 120.0
+
+
+def test_a_slope_leaves_out_the_minutes_in_which_caches_fill_up() -> None:
+    full_at = int(WARM_S / 30.0)
+    samples = [Sample(30.0 * n, (50 + min(n, full_at)) * 2**20, 9) for n in range(3 * full_at)]
+    assert process_facts(Track("router", samples))["rss_mib_per_h"] == 0.0
