@@ -12,8 +12,8 @@ from benchmarks.chaos.report import lines_of
 from benchmarks.chaos.results import (
     CODE,
     LONG_MINUTES,
-    WARM_S,
     MODULE,
+    WARM_S,
     Kept,
     blame,
     is_bad,
