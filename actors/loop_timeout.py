@@ -16,14 +16,16 @@ SLICES = 10
 
 class LoopTicks:
     """Calls `tick(lived)` every `period_s` seconds until it is cancelled. `lived` says whether the loop ran meanwhile:
-    it is False where the tick comes late by more than a period.
+    it is False where the tick comes late by more than a period. `was_late_s` says by how many seconds the present tick,
+    or the one before, came late.
     """
 
-    __slots__ = ("_due_s", "_loop", "_period_s", "_tick", "_timer")
+    __slots__ = ("_due_s", "_loop", "_period_s", "_tick", "_timer", "was_late_s")
 
     def __init__(self, period_s: float, tick: Callable[[bool], None]) -> None:
         self._period_s, self._tick = period_s, tick
         self._loop = asyncio.get_running_loop()
+        self.was_late_s = 0.0
         self._arm()
 
     def cancel(self) -> None:
@@ -39,9 +41,9 @@ class LoopTicks:
         self._timer = self._loop.call_later(self._period_s, self._fire)
 
     def _fire(self) -> None:
-        lived = self._loop.time() - self._due_s <= self._period_s
+        self.was_late_s = max(0.0, self._loop.time() - self._due_s)
         self._arm()
-        self._tick(lived)
+        self._tick(self.was_late_s <= self._period_s)
 
 
 class Silence:

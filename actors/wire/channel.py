@@ -48,6 +48,10 @@ SILENT_PINGS = 4
 """Pings of the peer in a row that may be missing before it is lost. A process that runs at all sends one each second:
 three could be late on a busy machine, and clients should not wait for much longer than 5 s."""
 SILENT_S = SILENT_PINGS * PING_S
+GIVEN_UP_PINGS = SILENT_PINGS - 2
+"""Periods by which a late ping of ours may mean that peers have given this process up: they wait for `SILENT_PINGS`
+from the ping before, and this process may have stopped just before the late one was due.
+"""
 
 _OURS = frozenset((Hello, Prove, Ping))
 """Types of the messages that a channel handles itself."""
@@ -93,7 +97,7 @@ class Channel(asyncio.Protocol):
     `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
     connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed. `silent`
     says whether it ended because the peer was silent or read nothing, and `stood_still` whether this process had stood
-    still shortly before, so that the peer may have lost it and not it the peer.
+    still shortly before, for so long that the peer may have lost it and not it the peer.
     """
 
     def __init__(
@@ -233,7 +237,9 @@ class Channel(asyncio.Protocol):
         if self._closed:
             return
         self._closed, self.open = True, False
-        if self._pings is not None and (self._pings.late_s() > PING_S or self._awake_since_s() < PING_S):
+        if self._pings is not None and (
+            self._pings.late_s() >= GIVEN_UP_PINGS * PING_S or self._awake_since_s() < PING_S
+        ):
             self.stood_still = True
         for timer in (self._handshake_timer, self._pings):
             if timer is not None:
@@ -336,7 +342,7 @@ class Channel(asyncio.Protocol):
     def _ping(self, lived: bool) -> None:
         """Runs each second of an open channel, also while what is queued leaves a closed one."""
         assert self._transport is not None
-        if not lived:
+        if self._pings is not None and self._pings.was_late_s >= GIVEN_UP_PINGS * PING_S:
             self._awake_s = self._loop.time()
         unread_bytes = self._transport.get_write_buffer_size()
         read_bytes = self._written_bytes - unread_bytes
