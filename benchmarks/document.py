@@ -238,6 +238,22 @@ def _dtype(whole: Any) -> Iterator[Row]:
         yield Row(name, None, ratio.ratio, half_width=half_width, note=f"{has} instructions for bfloat16")
 
 
+MOST_COST = 1.02
+"""The aim for what a change of the code may cost: its interval is not wholly above this ratio."""
+
+
+def _versus(whole: Any) -> Iterator[Row]:
+    for one in whole["ratios"]:
+        yield Row(
+            f"{one['row']}, {one['measure']}: {whole['ours']} / {whole['base']}",
+            None,
+            one["ratio"],
+            half_width=(one["high"] - one["low"]) / 2,
+            aim=f"not wholly above {MOST_COST:g}",
+            met=one["low"] <= MOST_COST,
+        )
+
+
 def _validation(whole: Any) -> Iterator[Row]:
     for case in whole["cases"]:
         policies = "/".join(case["policies"])
@@ -323,6 +339,11 @@ OTHERS: dict[str, Other] = {
         "Cold start, one vLLM engine to prefill and one to decode",
         "python -m benchmarks.live.coldstart",
         _coldstart,
+    ),
+    "versus/versus.json": Other(
+        "What reliability, exact policies, flows and scaling cost a request: this code against that before all of them",
+        "python -m benchmarks.live.versus --base ../base --only serve",
+        _versus,
     ),
     "dtype/dtype.json": Other(
         "What float32 costs against bfloat16 on a CPU",
