@@ -386,7 +386,7 @@ OTHERS: dict[str, Other] = {
     ),
     "chaos/sim-soak.json": Other(
         "An hour with a fault a minute, sim engines",
-        "python -m benchmarks.chaos --soak --clients 32",
+        "python -m benchmarks.chaos --soak",
         _chaos,
         drawn=True,
     ),
