@@ -97,7 +97,7 @@ class Channel(asyncio.Protocol):
     `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
     connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed. `silent`
     says whether it ended because the peer was silent or read nothing, and `stood_still` whether this process had stood
-    still shortly before, for so long that the peer may have lost it and not it the peer.
+    still shortly before, long enough for the peer to have lost it and not it the peer.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ async def start_sim(
 async def test_the_links_of_sim_engines_are_learned_whatever_the_file_says(tmp_path: Path) -> None:
     """Requests come one after the other, so every transfer has its link alone; the file says 8 MB/s of both."""
     (tmp_path / "network.yaml").write_text(TIERS)
-    # a transfer that is told later than this after its request's end is not counted
+    # news of a transfer that come later than this after its request's end are not counted
     config = NetworkConfig(str(tmp_path / "network.yaml"), estimate=True, min_samples=1, refresh_s=0.2)
     async with rig(tmp_path, [], network=RouterNetwork(config)) as made:
         kinds = (("p", "prefill", "r1"), ("near-1", "decode", "r1"), ("far-1", "decode", "r2"))
