@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from actors import no_memory
 from actors.router.workers import (
     adopted_of,
     failure_of,
@@ -191,7 +192,9 @@ class LocalRouter:
         return tuple(worker for info in known for worker in workers_of(info))
 
     def _feed(self, event: ev.Event) -> bool:
-        """Has the dispatcher handle an event, and answers its actions. Returns whether the event fitted the state."""
+        """Has the dispatcher handle an event, and answers its actions. Returns whether the event fitted the state.
+        Without memory this process ends, as a router does.
+        """
         assert self._dispatcher is not None
         actions: Sequence[Action] = ()
         try:
@@ -202,6 +205,8 @@ class LocalRouter:
         except PolicyError as error:
             actions = error.decided
             log.exception("the ingress's own router cannot decide")
+        except MemoryError:
+            no_memory.end()
         for action in actions:
             match action:
                 case RoutePrefill():

@@ -97,7 +97,8 @@ def page_of(runs: Sequence[Mapping[str, Any]], picture: str) -> str:
         f"![timeline of the last run]({picture})",
         "",
     ]
-    slopes = slopes_of(last)
+    # in other runs few processes live long, and their caches are large
+    slopes = slopes_of(last) if "--soak" in last["command"] else []
     if slopes:
         text += [
             "Memory and open files of the processes of the last run that lived for 20 minutes. Slopes leave out the "

@@ -14,12 +14,15 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from actors import no_memory
 from actors.router.server import RouterServer
 from actors.wire import channel as channels
 from actors.wire import messages as wire
 from actors.wire.sockets import connect, listen
 from app.ingress import connections, fallback
 from app.ingress.config import IngressConfig
+from app.ingress.fallback import LocalRouter
+from policies.dispatch.dispatcher import Dispatcher
 from policies.request.stage import Stage
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
@@ -430,3 +433,18 @@ async def test_a_stopped_router_holds_no_request_up(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGCONT)
             process.kill()
             await process.wait()
+
+
+async def test_an_ingress_whose_own_decision_gets_no_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: object) -> None:
+        raise MemoryError
+
+    def end() -> None:
+        raise SystemExit(no_memory.EXIT_STATUS)
+
+    monkeypatch.setattr(no_memory, "end", end)
+    local = LocalRouter(IngressConfig((MODEL,)), lambda: 0.0, lambda *_: None, lambda _: None)
+    local.open([], 1)
+    monkeypatch.setattr(Dispatcher, "handle", starved)
+    with pytest.raises(SystemExit):
+        local.tick()
