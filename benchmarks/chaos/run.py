@@ -28,7 +28,6 @@ from benchmarks.chaos.setups import Setup
 from benchmarks.chaos.watch import Watch
 from benchmarks.live.servers import ServerError
 
-SURVEY_S = 0.3
 SERVED_S = 1.0
 """A request that has made no progress for longer than this waits in vain. ASSUMPTION: twice the longest prefill."""
 
@@ -171,7 +170,7 @@ class Run:
         self._note()
         if harming and self._may_begin():
             self._begin_next()
-        await asyncio.sleep(max(0.05, SURVEY_S - (time.monotonic() - began_s)))
+        await asyncio.sleep(max(0.05, self._setup.survey_s - (time.monotonic() - began_s)))
 
     def _note(self) -> None:
         clients, now_s = self.clients, self.clients.clock.now_s
@@ -205,7 +204,7 @@ class Run:
         last = self.harms[-1]
         if now_s < last.at_s + max(self._setup.every_s, SETTLE_S):
             return False
-        if self.clients.waiting_s() <= SERVED_S and now_s > last.at_s + last.service_s + SURVEY_S:
+        if self.clients.waiting_s() <= SERVED_S and now_s > last.at_s + last.service_s + self._setup.survey_s:
             return True
         if now_s > last.at_s + self._setup.bound_s:
             last.bounded = True

@@ -1,8 +1,9 @@
 """The choice of the next fault: rounds that a seed shuffles, each with every kind of fault in its number.
 
 A kind that the application cannot bear at the moment, because it would take the last well engine of a role, keeps its
-place until it can; a new round begins when all of the present one are done. So a run of N faults, where N is the length
-of a round, has harmed every part in every way.
+place until it can. When none that is left can be borne, a new round begins behind them, and they still go first; this
+ends once a whole round's number of faults has to wait. So a run does not stand still while one part is away for long,
+and without such times N faults, where N is the length of a round, harm every part in every way.
 """
 
 import random
@@ -151,19 +152,22 @@ class Schedule:
         self._kinds, self._whole = tuple(kinds), whole
         self._rng = random.Random(f"faults {seed}")
         self._round: list[Kind] = []
-        """The faults that are left of the present round."""
+        """The faults that are left, those that are owed the longest first."""
+        self._length = sum(kind.times for kind in self._kinds)
 
     def next(self, well: Mapping[str, int]) -> Fault | None:
-        """Returns the next fault of the round that is possible; `well` counts the well members of each part. Returns
-        None if none is, or all that are left have to wait.
+        """Returns the next fault that is possible; `well` counts the well members of each part. Returns None if none
+        is.
 
         An engine's role keeps one well member, and an ingress is stopped only where another one serves. Serve's
         controller is harmed only while nothing else is missing: it is what brings dead processes back.
         """
-        if not self._round:
-            self._round = [kind for kind in self._kinds for _ in range(kind.times)]
-            self._rng.shuffle(self._round)
-        kind = next((kind for kind in self._round if self._possible(kind, well)), None)
+        kind = self._first_possible(well)
+        if kind is None and len(self._round) < self._length:
+            begun = [kind for kind in self._kinds for _ in range(kind.times)]
+            self._rng.shuffle(begun)
+            self._round += begun
+            kind = self._first_possible(well)
         if kind is None:
             return None
         self._round.remove(kind)
@@ -171,6 +175,9 @@ class Schedule:
         if kind.most_s:
             seconds = kind.least_s * (kind.most_s / kind.least_s) ** self._rng.random()
         return Fault(kind, seconds, self._rng.randrange(2**31))
+
+    def _first_possible(self, well: Mapping[str, int]) -> Kind | None:
+        return next((kind for kind in self._round if self._possible(kind, well)), None)
 
     def _possible(self, kind: Kind, well: Mapping[str, int]) -> bool:
         role = role_of(kind.part)

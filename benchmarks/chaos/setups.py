@@ -38,7 +38,8 @@ class Setup:
     """An application and its load. `parts` are the processes of each part when all is well.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
-    next one from beginning. The module `by` serves it: Sluice's own command, or one of this folder, which obeys orders.
+    next one from beginning. The application is looked at every `survey_s`. The module `by` serves it: Sluice's own
+    command, or one of this folder, which obeys orders.
     """
 
     engines: Engines
@@ -50,6 +51,7 @@ class Setup:
     bound_s: float
     args: Mapping[str, Any]
     by: str = OWN
+    survey_s: float = 0.3
 
     def command(self, folder: Path) -> Command:
         """Returns the command that serves the application, with its sockets and orders in `folder`."""
@@ -121,8 +123,11 @@ def sim_setup(
     return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by)
 
 
-def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:
-    """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine."""
+def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2) -> Setup:
+    """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine.
+
+    They share those cores with each other, with Ray and with this program, so clients are few and looks are rare.
+    """
     options = {
         **asdict(EngineOptions(max_model_len=2048, slots=16)),
         "tool_parser": "hermes",
@@ -145,4 +150,4 @@ def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Se
         "proxy": 1,
         "core": 3,
     }
-    return Setup("vllm", parts, VLLM, clients, 0.1, every_s, 400.0, args)
+    return Setup("vllm", parts, VLLM, clients, 0.1, every_s, 400.0, args, survey_s=1.0)

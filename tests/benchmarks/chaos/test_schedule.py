@@ -30,16 +30,41 @@ def test_a_round_has_every_kind_in_its_number(kinds: tuple[Kind, ...]) -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_a_kind_that_has_to_wait_comes_before_the_next_round() -> None:
-    """Serve's controller is spared while the router is away, and so is whatever else is left of the round."""
-    schedule, away = Schedule(SIM, 1, WELL), WELL | {"router": 0}
-    possible = sum(kind.times for kind in SIM if kind.part not in ("router", "controller"))
-    drawn = [schedule.next(away) for _ in range(possible)]
+AWAY = ("router", "controller")
+"""Parts without a possible fault while the router is away: Serve's controller is spared while anything is missing."""
+OWED = {kind: kind.times for kind in SIM if kind.part in AWAY}
+
+
+def drawn_while_away(schedule: Schedule, faults: int) -> None:
+    drawn = [schedule.next(WELL | {"router": 0}) for _ in range(faults)]
+    assert all(fault is not None and fault.kind.part not in AWAY for fault in drawn)
+
+
+def test_a_kind_that_has_to_wait_keeps_its_place() -> None:
+    schedule = Schedule(SIM, 1, WELL)
+    drawn_while_away(schedule, sum(kind.times for kind in SIM) - sum(OWED.values()))
+    owed = [fault.kind for _ in range(sum(OWED.values())) if (fault := schedule.next(WELL))]
+    assert Counter(owed) == OWED
+
+
+def test_a_new_round_begins_while_the_rest_of_one_has_to_wait_and_what_is_owed_goes_first() -> None:
+    schedule = Schedule(SIM, 1, WELL)
+    drawn_while_away(schedule, sum(kind.times for kind in SIM))
+    owed = [fault.kind for _ in range(sum(OWED.values())) if (fault := schedule.next(WELL))]
+    assert Counter(owed) == OWED
+    rest = sum(kind.times for kind in SIM) - sum(OWED.values())
+    drawn = Counter(fault.kind for _ in range(rest) if (fault := schedule.next(WELL)))
+    assert all(drawn[kind] == number for kind, number in OWED.items())
+
+
+def test_no_further_round_begins_once_a_whole_round_has_to_wait() -> None:
+    schedule, away = Schedule(VLLM, 1, WELL), WELL | {"decode": 1}
+    waits = sum(kind.times for kind in VLLM if role_of(kind.part) in ("decode", "controller"))
+    length = sum(kind.times for kind in VLLM)
+    assert waits < length <= 2 * waits
+    drawn = [schedule.next(away) for _ in range(2 * (length - waits))]
     assert None not in drawn
     assert schedule.next(away) is None
-    owed = [fault.kind for _ in range(6) if (fault := schedule.next(WELL))]
-    assert {kind.part for kind in owed} == {"router", "controller"}
-    assert Counter(owed) == {k: k.times for k in SIM if k.part in ("router", "controller")}
 
 
 @pytest.mark.parametrize("kinds", [SIM, VLLM])
