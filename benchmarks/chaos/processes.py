@@ -60,10 +60,10 @@ class Member:
         """Returns whether the process lives, stopped or not."""
         return self.process() is not None
 
-    def stopped(self) -> bool:
-        """Returns whether the process has been stopped by a signal."""
+    def running(self) -> bool:
+        """Returns whether the process lives and has not been stopped by a signal."""
         found = self.process()
-        return found is not None and found.status() == psutil.STATUS_STOPPED
+        return found is not None and found.status() != psutil.STATUS_STOPPED
 
     def signal(self, number: signal.Signals) -> bool:
         """Sends a signal; returns whether the process still lived."""

@@ -56,25 +56,41 @@ class Timeline:
 
 
 class Survey:
-    """The application as it is now: its processes, what the ingresses say, and which members are well."""
+    """The application as the last look found it: its processes, what the ingresses say, and which members are well.
+
+    Processes are looked at in a thread, each once a look, because the loop in which stalls are counted must not wait.
+    """
 
     def __init__(self, setup: Setup, root_pid: int, port: int, harmer: Harmer) -> None:
         self._setup, self._root_pid, self._harmer = setup, root_pid, harmer
         self.members: dict[int, Member] = {}
+        self._running: set[int] = set()
+        """Pids of the members that live and are not stopped."""
+        self._well: dict[tuple[str, ...], dict[str, list[Member]]] = {}
         self.watch = Watch(port, self._ingresses)
 
     async def look(self) -> None:
         """Looks at all processes and asks all ingresses."""
-        self.members = await asyncio.to_thread(members, self._root_pid, self.members)
+        self.members, self._running = await asyncio.to_thread(self._scan)
         await self.watch.look()
+        self._well.clear()
+
+    def _scan(self) -> tuple[dict[int, Member], set[int]]:
+        found = members(self._root_pid, self.members)
+        return found, {member.pid for member in found.values() if member.running()}
 
     def _ingresses(self) -> list[Member]:
-        return [m for m in self.members.values() if m.part == "ingress" and not m.stopped()]
+        return [m for m in self.members.values() if m.part == "ingress" and m.pid in self._running]
 
     def well(self, states: tuple[str, ...] = ("ready",)) -> dict[str, list[Member]]:
         """Returns the well members of each part, whose engines are in one of `states`. A harmed or incomplete pair of
         ingresses has none.
         """
+        if states not in self._well:
+            self._well[states] = self._find_well(states)
+        return self._well[states]
+
+    def _find_well(self, states: tuple[str, ...]) -> dict[str, list[Member]]:
         statuses = self.watch.statuses()
         ready = {e["id"] for s in statuses for e in s["engines"] if e["state"] in states}
         connected = bool(statuses) and all(s["router"]["connected"] for s in statuses)
@@ -87,12 +103,12 @@ class Survey:
         return found
 
     def _is_well(self, member: Member, ready: set[str], connected: bool) -> bool:
-        if member.name in self._harmer.harmed or not member.alive() or member.stopped():
+        if member.name in self._harmer.harmed or member.pid not in self._running:
             return False
         if member.part in ENGINES:
             # Ingresses that have no router may not know yet that a core has died.
             own = [m for m in self.members.values() if m.engine_id == member.engine_id]
-            running = [m for m in own if m.alive() and not m.stopped()]
+            running = [m for m in own if m.pid in self._running]
             has_core = "core" not in self._setup.parts or any(m.part == "core" for m in running)
             return member.engine_id in ready and has_core and len(running) == len(own)
         return connected if member.part == "router" else True

@@ -53,10 +53,10 @@ def test_members_are_found_by_title_and_followed_to_their_end() -> None:
         }
         member = found[router.pid]
         member.signal(signal.SIGSTOP)
-        until(member.stopped)
+        until(lambda: not member.running())
         assert member.alive()
         member.signal(signal.SIGCONT)
-        until(lambda: not member.stopped())
+        until(member.running)
         tracks: dict[tuple[int, float], object] = {}
         measure(found.values(), 0.0, tracks)  # type: ignore[arg-type]
         assert len(tracks) == 2
