@@ -9,6 +9,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,6 +45,7 @@ _ALL_FIELDS = {
 }
 _FIELDS = {kind: tuple(name for name in names if name != "decision") for kind, names in _ALL_FIELDS.items()}
 """The fields of each kind of action, all of them and without its decision."""
+_REST = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}
 
 
 class Made(NamedTuple):
@@ -69,19 +71,16 @@ class Packer:
         self._numbers: dict[tuple[str, ...], int] = {}
         self._names: list[tuple[str, ...]] = []
 
-    def pack(self, now_s: float, action: Action) -> bytes:
-        """Returns an action with its time, packed."""
+    def pack(self, now_s: float, action: Action) -> tuple[bytes, int]:
+        """Returns an action with its time, packed, and the number of its ranked candidates (at least 1)."""
         kind = type(action).__name__
-        rest = [getattr(action, name) for name in _FIELDS[kind]]
-        if isinstance(action, Reject):
-            return self._packed((now_s, kind, rest, None))
-        decision = action.decision
-        ranking = [(*self._numbered(one.terms), one.worker, one.cost) for one in decision.ranking]
-        return self._packed((now_s, kind, rest, (decision.worker, ranking, decision.reason)))
-
-    def _packed(self, value: Any) -> bytes:
-        self._encoder.encode_into(value, self._buffer)
-        return bytes(self._buffer)
+        made, candidates = None, 1
+        if not isinstance(action, Reject):
+            decision = action.decision
+            ranking = [(*self._numbered(one.terms), one.worker, one.cost) for one in decision.ranking]
+            made, candidates = (decision.worker, ranking, decision.reason), len(ranking) or 1
+        self._encoder.encode_into((now_s, kind, _REST[kind](action), made), self._buffer)
+        return bytes(self._buffer), candidates
 
     def _numbered(self, terms: Mapping[str, float]) -> tuple[int, list[float]]:
         names = tuple(terms)
@@ -151,8 +150,7 @@ class DecisionLog:
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            packed = self._packer.pack(now_s, action)
-            made = Made(packed, _candidates(action), policy, quarantined)
+            made = Made(*self._packer.pack(now_s, action), policy, quarantined)
             self._keep(request_id_of(action.attempt_id), made)
 
     def _keep(self, request_id: str, made: Made) -> None:
@@ -257,10 +255,6 @@ def described(policy: Policy) -> dict[str, Any]:
     """Returns a description of a policy for people: its name, all its parameters, and its formula in terms of them."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
-
-
-def _candidates(action: Action) -> int:
-    return 1 if isinstance(action, Reject) else max(1, len(action.decision.ranking))
 
 
 def _moved(moved: Moved) -> dict[str, Any]:

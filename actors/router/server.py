@@ -189,7 +189,9 @@ class RouterServer:
     # ------------------------------------------------------------------------------------------------ messages
 
     def _on_message(self, channel: Channel, message: wire.Message) -> None:
-        _check_sender(channel, message)
+        kind = SENDERS.get(type(message), "ingress")
+        if channel.peer is None or channel.peer.kind != kind:
+            raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")
         try:
             self._take(channel, message)
         except MemoryError:
@@ -476,9 +478,3 @@ class RouterServer:
             | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
             self._autoscaler.gauges,
         )
-
-
-def _check_sender(channel: Channel, message: wire.Message) -> None:
-    kind = SENDERS.get(type(message), "ingress")
-    if channel.peer is None or channel.peer.kind != kind:
-        raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")

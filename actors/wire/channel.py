@@ -263,7 +263,7 @@ class Channel(asyncio.Protocol):
 
     def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
-            if self._is_closing():
+            if self._close_reason is not None:
                 # the handler of an earlier message of this frame has closed the channel
                 return
             if type(message) in _OURS:

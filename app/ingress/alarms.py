@@ -1,8 +1,9 @@
 """The alarms of the open requests: when each of them has to be woken, because a limit of its time may be over.
 
 Times fall into slots, as in a timer wheel. Setting an alarm costs a few dictionary operations, and a sweep costs only
-what is due, however many requests are open; a request that ends takes its alarm with it. An alarm that is put off stays
-where it is until its old time, because a request puts it off at each stage and hardly one ever comes to its end.
+what is due, however many requests are open; a request that ends takes its alarm with it. A request sets another time at
+each stage, and hardly one ever comes. So an alarm is kept for `LOOK_S` from now at the latest, where most requests have
+ended before, and it stays there when it is put off; then it is set again.
 """
 
 import heapq
@@ -10,12 +11,17 @@ import math
 
 from policies.request.life import Life
 
+LOOK_S = 5.0
+"""ASSUMPTION: most requests are shorter. One that lasts sets its alarm again in these intervals."""
+
 
 class Alarms:
     """At most one alarm for each request. `due` is called about every `slot_s` seconds."""
 
     def __init__(self, slot_s: float) -> None:
         self._slot_s = slot_s
+        self._last = 0
+        """The slot `LOOK_S` after the last sweep."""
         self._slots: dict[int, set[Life]] = {}
         self._order: list[int] = []  # a heap of the slots
         self._slot_of: dict[Life, int] = {}
@@ -28,7 +34,7 @@ class Alarms:
         none.
         """
         before = self._slot_of.get(life)
-        slot = int(at_s / self._slot_s) if at_s < math.inf else None
+        slot = min(int(at_s / self._slot_s), self._last) if at_s < math.inf else None
         if before is not None:
             if slot is not None and slot >= before:
                 return
@@ -45,6 +51,7 @@ class Alarms:
     def due(self, now_s: float) -> list[Life]:
         """Removes and returns the requests whose time has come, the earliest slot first. It may come a slot late."""
         until, found = int(now_s / self._slot_s), list[Life]()
+        self._last = int((now_s + LOOK_S) / self._slot_s)
         while self._order and self._order[0] < until:
             lives = self._slots.pop(heapq.heappop(self._order))
             for life in lives:

@@ -198,7 +198,8 @@ class IngressApp:
         if context is None:
             reason = self.connections.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
-        self._intake.check_tools(plan, self.connections.decoding_features())
+        if plan.engine_chat is not None:
+            self._intake.check_tools(self.connections.decoding_features())
         if size <= self.config.offload_prompt_chars:
             prompts = self._intake.prepare(plan, context)
             self._open(plan, reply, request_id, started_s).begin(prompts)

@@ -111,9 +111,19 @@ class HttpExchange:
         if self._first_s is None:
             self._first_s = request.times.first_s
         try:
-            self._absorb(request, out)
+            choice = self._choices[request.spec.first_choice + out.index]
+            writer = self._writer
+            if writer is None:
+                choice.absorb(out)
+                return
+            data = writer.piece(choice, out, self._usage() if self.plan.continuous_usage else None)
         except Exception as error:
             self.broken(error)
+            return
+        if data:
+            if not self._pending:
+                self._requests.flush_soon(self)
+            self._pending.append(data)
 
     def split(self, others: list[IngressRequest]) -> None:
         """Counts in the requests that go on with some choices of one that was split."""
@@ -133,18 +143,6 @@ class HttpExchange:
             self._complete()
         except Exception as error:
             self.broken(error)
-
-    def _absorb(self, request: IngressRequest, out: Out) -> None:
-        choice = self._choices[request.spec.first_choice + out.index]
-        writer = self._writer
-        if writer is None:
-            choice.absorb(out)
-            return
-        data = writer.piece(choice, out, self._usage() if self.plan.continuous_usage else None)
-        if data:
-            if not self._pending:
-                self._requests.flush_soon(self)
-            self._pending.append(data)
 
     def _complete(self) -> None:
         if self._writer is None:
@@ -230,13 +228,12 @@ class HttpExchange:
         self.closed = True
         requests = self._requests
         requests.closed(self)
-        metrics = requests.metrics
-        metrics.answered(code, self.plan.terms.request_class)
-        request_class = self.plan.terms.request_class
+        metrics, request_class = requests.metrics, self.plan.terms.request_class
+        metrics.answered(code, request_class)
         if self._first_s is not None:
-            metrics.ttft.labels(request_class).observe(self._first_s - self._started_s)
+            metrics.ttft.observe(self._first_s - self._started_s, request_class)
         if code == 200:
-            metrics.e2e.labels(request_class).observe(requests.connections.now_s() - self._started_s)
+            metrics.e2e.observe(requests.connections.now_s() - self._started_s, request_class)
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode())]

@@ -92,28 +92,25 @@ class LocalRouter:
         self._now_s, self._answer, self._decided = now_s, answer, decided
         self._loop = asyncio.get_running_loop()
         self._dispatcher: Dispatcher | None = None
+        self.is_open = False
+        """Whether this router decides now."""
         self._share = 1
         self._known: dict[str, Reachable] = {}
         self._answers: list[tuple[str, life.Event]] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this router decides now."""
-        return self._dispatcher is not None
 
     def open(self, engines: Iterable[Reachable], replicas: int, standby: Standby = AWAKE) -> None:
         """Begins to decide, as one of `replicas` ingresses that do, in a fleet of this phase. It knows no request
         yet.
         """
         policy = JoinShortestQueue()
-        self._dispatcher = Dispatcher(self._limits, policy, policy)
+        self._dispatcher, self.is_open = Dispatcher(self._limits, policy, policy), True
         self._share, self._known = max(1, replicas), {}
         self._feed(ev.StandbyChanged(self._now_s(), standby))
         self.engines(engines)
 
     def close(self) -> None:
         """Forgets everything, also what it has decided and not yet answered."""
-        self._dispatcher = None
+        self._dispatcher, self.is_open = None, False
         self._answers.clear()
 
     def stands_by(self, standby: Standby) -> None:

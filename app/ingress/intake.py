@@ -40,15 +40,11 @@ class Intake:
             message = f"The model '{plan.model}' is not served here; there is {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def check_tools(self, plan: Plan, decoders: Sequence[tuple[str, ...]]) -> None:
-        """Raises `ApiError` 400 if tool calls are asked for and no engine parses them, by the features of each engine
-        that decodes. Where nothing is left that could decode, the request waits as any other does.
+    def check_tools(self, decoders: Sequence[tuple[str, ...]]) -> None:
+        """Raises `ApiError` 400 for a request that asks for tool calls if no engine parses them, by the features of
+        each engine that decodes. Where nothing is left that could decode, the request waits as any other does.
         """
-        if (
-            plan.engine_chat is not None
-            and decoders
-            and not any("tools" in features for features in decoders)
-        ):
+        if decoders and not any("tools" in features for features in decoders):
             message = "'tools': no engine here parses tool calls; leave them out."
             raise bad_request(message, "tools", "unsupported_parameter")
 

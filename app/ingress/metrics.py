@@ -4,7 +4,7 @@
 from both (`python scripts/document_metrics.py`). A new metric needs one entry here, one attribute of `IngressMetrics`,
 and the code that counts it.
 
-Histograms are observed once per request and never per token; label children are looked up once.
+Histograms are observed once per request and never per token.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,16 @@ from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
-    disable_created_metrics,
     generate_latest,
 )
 
+from app.ingress.loop_metrics import LoopCounter, LoopHistogram
 from policies.request.ended import RequestEnd
 from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
 from policies.request.terms import Terms
-
-# Counters are shown without their `_created` series.
-disable_created_metrics()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +181,6 @@ class IngressMetrics:
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._children: dict[tuple[int, str], Counter] = {}
         self._requests = self._counter("sluice_requests_total")
         self._in_flight = self._gauge("sluice_in_flight")
         self.ttft = self._histogram("sluice_ttft_seconds")
@@ -227,12 +221,7 @@ class IngressMetrics:
 
     def answered(self, code: int, request_class: str) -> None:
         """Counts one answered HTTP request; call exactly once per request."""
-        child = self._children.get((code, request_class))
-        if child is None:
-            child = self._children[code, request_class] = self._requests.labels(
-                str(code), request_class, self._model
-            )
-        child.inc()
+        self._requests.labels(str(code), request_class, self._model).inc()
 
     def listener_refused(self, reason: str) -> None:
         """Counts a request that was refused or dropped before it was complete."""
@@ -270,17 +259,17 @@ class IngressMetrics:
     def ended(self, end: RequestEnd, terms: Terms) -> None:
         """Counts the end of a whole request, and what became of its objectives; call exactly once per prompt."""
         if end.outcome == "finished" and end.tpot_s is not None:
-            self.tpot.labels(end.request_class).observe(end.tpot_s)
+            self.tpot.observe(end.tpot_s, end.request_class)
         result = end.result(terms)
         if result is not None:
             self.slo_requests.labels(end.request_class, result).inc()
 
-    def _counter(self, name: str) -> Counter:
-        return Counter(name, _BY_NAME[name].help, _BY_NAME[name].labels, registry=self.registry)
+    def _counter(self, name: str) -> LoopCounter:
+        return LoopCounter(name, _BY_NAME[name].help, _BY_NAME[name].labels, self.registry)
 
     def _gauge(self, name: str) -> Gauge:
         return Gauge(name, _BY_NAME[name].help, _BY_NAME[name].labels, registry=self.registry)
 
-    def _histogram(self, name: str) -> Histogram:
+    def _histogram(self, name: str) -> LoopHistogram:
         metric = _BY_NAME[name]
-        return Histogram(name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
+        return LoopHistogram(name, metric.help, metric.labels, metric.buckets, self.registry)

@@ -16,6 +16,7 @@ from actors.wire.messages import (
     Cancel,
     Closed,
     Decode,
+    Fleet,
     Hints,
     LeaseRenewed,
     Out,
@@ -272,11 +273,11 @@ class IngressRequest(Connected):
     def _submit(self) -> Submit:
         spec, connections = self.spec, self._connections
         now_s = connections.now_s()
+        fleet = None if connections.decides_here() else connections.fleet
         hashes, block_tokens = b"", 0
         # an adopted request whose prompt is computed is not routed by its prefix any more
         if self.stage in (Stage.QUEUED, Stage.LENDING, Stage.PREFILLING):
-            hashes, block_tokens = self._block_hashes()
-        fleet = None if connections.decides_here() else connections.fleet
+            hashes, block_tokens = self._block_hashes(fleet)
         wants_hints = fleet is not None and fleet.wants_hints
         return Submit(
             attempt_id=self.attempt_id,
@@ -301,13 +302,13 @@ class IngressRequest(Connected):
         """The priority at router and engines; that of a migrated request is raised."""
         return self.terms.priority - (URGENCY if self.migrations else 0)
 
-    def _block_hashes(self) -> tuple[bytes, int]:
+    def _block_hashes(self, fleet: Fleet | None) -> tuple[bytes, int]:
         """Returns the packed hashes of the prompt's KV blocks that a prefix cache can serve, and the tokens of a block.
 
-        Returns (b"", 0) unless the router's policies use prefix hits. The last token is always computed, so a block
-        that ends with it is left out. A prompt whose own logprobs are wanted is computed whole, so it has no hashes.
+        Returns (b"", 0) unless the policies of the router, which has sent `fleet`, use prefix hits. The last token is
+        always computed, so a block that ends with it is left out. A prompt whose own logprobs are wanted is computed
+        whole, so it has no hashes.
         """
-        fleet = None if self._connections.decides_here() else self._connections.fleet
         size = None if fleet is None else fleet.block_tokens
         if size is None or self.terms.local:
             return b"", 0

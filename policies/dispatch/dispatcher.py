@@ -92,6 +92,8 @@ from policies.state.reducer import ClusterState
 from policies.state.standby import AWAKE, Phase
 from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
 
+_RETRY_ALL = (ev.Tick, ev.PoliciesChanged, ev.StandbyChanged)
+
 WAKE_MARGIN_S = 10.0
 """Time beyond the limit of a wake for which requests wait for the autoscaler's word. ASSUMPTION: a restart of it."""
 
@@ -108,6 +110,7 @@ class Dispatcher:
         self.config = config
         self.prefill = prefill
         self.decode = decode
+        self._settle()
         self.state = ClusterState()
         self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
@@ -145,13 +148,12 @@ class Dispatcher:
     @property
     def overcommit_slots(self) -> int:
         """Number of sequences that a decode worker may get beyond its slots, by the limits and the present policy."""
-        return self.config.overcommit_slots_of(self.decode)
+        return self._overcommit_slots
 
     @property
     def needs(self) -> Needs:
         """The inputs that the present policies read; the caller need not provide any others (`Needs`)."""
-        lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
-        return self.prefill.needs | self.decode.needs | lending
+        return self._needs
 
     @property
     def horizon(self) -> int | None:
@@ -199,7 +201,7 @@ class Dispatcher:
         entered = self.state.take_entered()
         self._leases.add(entered, self.config.lease_margin_s)
         changed = self._workers_changed(now_s)
-        retry_all = changed or revived or isinstance(event, ev.Tick | ev.PoliciesChanged | ev.StandbyChanged)
+        retry_all = changed or revived or isinstance(event, _RETRY_ALL)
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
@@ -232,8 +234,17 @@ class Dispatcher:
         config = self.config.changed(event.dispatch)
         check_overcommit(decode, config.overcommit_slots_of(decode))
         self.config, self.prefill, self.decode = config, prefill, decode
+        self._settle()
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
+
+    def _settle(self) -> None:
+        """Settles what the policies read, what the decode policy is offered, and when entries starve."""
+        lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
+        self._needs = self.prefill.needs | self.decode.needs | lending
+        self._overcommit = self.config.overcommit_for(self.decode)
+        self._overcommit_slots = self.config.overcommit_slots_of(self.decode)
+        self._starves_from_s = self.config.starves_from_s
 
     def _stand_by(self, event: ev.StandbyChanged) -> None:
         """Notes the fleet's phase; the limit of the queue begins when it has woken."""
@@ -268,7 +279,7 @@ class Dispatcher:
         """Whether to scan the whole pool: a decode worker has freed room and may take a sequence, or the last scan
         ended at a starving entry and an entry has left since.
         """
-        extra = self.overcommit_slots
+        extra = self._overcommit_slots
         return self._scan.unblocked() or any(
             worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
             for worker in self._ready(freed_workers)
@@ -415,7 +426,7 @@ class Dispatcher:
         while True:
             snapshot = self._shown(entries, now_s)
             rooms = self._rooms(snapshot)
-            feasible = FeasibleEntries(entries, rooms, self.config.starves_from_s, now_s)
+            feasible = FeasibleEntries(entries, rooms, self._starves_from_s, now_s)
             try:
                 assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
             except (PolicyError, MemoryError):
@@ -438,7 +449,7 @@ class Dispatcher:
             if not left:
                 break
             snapshot = self._shown((entry,), now_s)
-            feasible = FeasibleEntries((entry,), self._rooms(snapshot), self.config.starves_from_s, now_s)
+            feasible = FeasibleEntries((entry,), self._rooms(snapshot), self._starves_from_s, now_s)
             if not feasible.placeable():
                 continue
             try:
@@ -469,11 +480,11 @@ class Dispatcher:
 
     def _shown(self, entries: Sequence[PoolEntry], now_s: float) -> Snapshot:
         """Returns the snapshot on which a policy places `entries`."""
-        return self.state.snapshot(now_s, entries, self.overcommit_slots, self.config.overdue_by_slo)
+        return self.state.snapshot(now_s, entries, self._overcommit_slots, self.config.overdue_by_slo)
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
-        config, overcommit = self.config, self.config.overcommit_for(self.decode)
-        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, overcommit)
+        config = self.config
+        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, self._overcommit)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""

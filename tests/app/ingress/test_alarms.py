@@ -3,7 +3,7 @@
 import math
 import random
 
-from app.ingress.alarms import Alarms
+from app.ingress.alarms import LOOK_S, Alarms
 from policies.request.life import Life
 from tests.policies.request.recorder import Recorder
 
@@ -51,7 +51,14 @@ def test_no_alarm_is_lost_or_early_whatever_the_times() -> None:
     due: dict[Life, float] = {}
     for _ in range(3000):
         life = rng.choice(lives)
-        at_s = rng.choice([math.inf, now_s + rng.random() * 3, now_s + rng.randrange(30) / 10])
+        at_s = rng.choice(
+            [
+                math.inf,
+                now_s + rng.random() * 3,
+                now_s + rng.randrange(30) / 10,
+                now_s + rng.random() * 4 * LOOK_S,
+            ]
+        )
         life.alarm(alarms, at_s)
         due[life] = at_s
         now_s += rng.random() * 0.05
