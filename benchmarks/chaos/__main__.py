@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import random
 import re
 import shutil
@@ -25,7 +26,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,10 @@ def run_once(setup: Setup, seed: int, minutes: float, said: str, logs: Path | No
         served = setup.command(Path(folder))
         with running(served, say) as server:
             _weigh_as_much(server.pid)
-            if setup.engines == "vllm":
-                _weigh_more()
-            result = run_fast(
-                _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, said, machine)
-            )
+            with _at_once() if setup.engines == "vllm" else contextlib.nullcontext():
+                result = run_fast(
+                    _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, said, machine)
+                )
             if logs is not None and is_bad(result):
                 _keep_logs(server, logs / f"seed-{seed}")
     return result
@@ -156,12 +156,19 @@ def _weigh_as_much(pid: int) -> None:
         other.write_text(own.read_text().rpartition(" ")[2])
 
 
-def _weigh_more() -> None:
-    """Gives the session of this process more weight than others, where that is allowed: the engine cores of vLLM, each
-    in a session of its own, would take the time in which stalls are counted. What it takes is missing in the server.
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Lets this process run whenever it has something to do (SCHED_RR of sched(7)), where that is allowed.
+
+    Engine cores of vLLM would keep it waiting for up to a second, in which stalls could not be counted. It takes 2 % of
+    a core. Processes that it starts meanwhile would run so, too.
     """
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("-10")
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def without_redis(setup: Setup) -> int:
