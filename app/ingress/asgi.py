@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -32,6 +32,9 @@ from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
 from app.ingress.tokenizer import TextCodec
+
+if TYPE_CHECKING:
+    from actors.telemetry.export import Traces
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class IngressApp:
         metrics: IngressMetrics,
         versions: dict[str, str],
         key_file: KeyFile | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         self.config = config
         self.connections = connections
@@ -71,7 +75,7 @@ class IngressApp:
         self.request_memory = RequestMemory(
             config.max_waiting_bytes, partial(metrics.listener_refused, "memory")
         )
-        self.requests = OpenRequests(connections)
+        self.requests = OpenRequests(connections, traces)
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
         )
@@ -154,7 +158,11 @@ class IngressApp:
     def _request_id(self, request: Request) -> RequestId:
         given = request.headers.get(b"x-request-id")
         valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
-        return self.requests.new_id(given.decode("ascii") if given is not None and valid else None)
+        request_id = self.requests.new_id(given.decode("ascii") if given is not None and valid else None)
+        if self.requests.traces is not None and b"traceparent" in request.headers:
+            traceparent = request.headers[b"traceparent"].decode("ascii", "replace")
+            return request_id._replace(traceparent=traceparent)
+        return request_id
 
     # -------------------------------------------------------------------------------------------------- endpoints
 

@@ -7,6 +7,7 @@ at once. `_close` ends the exchange exactly once, at the first of finish, failur
 import logging
 import time
 
+from actors.telemetry.facts import Answered, Kept
 from actors.wire.messages import Out
 from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
 from app.api.errors import ApiError
@@ -33,7 +34,8 @@ class HttpExchange:
     """
 
     __slots__ = (
-        "_choices", "_client_request_id", "_finish", "_first_s", "_id", "_live", "_open", "_pending", "_requests",
+        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_id", "_kept", "_live", "_open",
+        "_pending", "_requests",
         "_started_s", "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
@@ -55,6 +57,9 @@ class HttpExchange:
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
         self._id, self._client_request_id = request_id.own, request_id.client
+        # for a trace, if there may be one: the attempts, and the status and time of the end
+        self._kept = None if requests.traces is None else Kept(request_id.traceparent)
+        self._code, self._ended_s = 0, started_s
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
             prefix + self._id,
@@ -96,6 +101,7 @@ class HttpExchange:
                 text=prompt
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
+                kept=self._kept,
             )
             parts = self._choices[spec.first_choice : spec.first_choice + plan.n]
             request = IngressRequest(spec, parts, self, self._requests.connections)
@@ -171,6 +177,32 @@ class HttpExchange:
         A cycle of references would keep the prompts in memory until the garbage collector runs.
         """
         self._live = []
+        if self._kept is not None:
+            self._tell(self._kept)
+            self._kept = None
+
+    def _tell(self, kept: Kept) -> None:
+        """Hands over what was kept for a trace."""
+        traces, envelope, plan = self._requests.traces, self.envelope, self.plan
+        assert traces is not None
+        answered = Answered(
+            kept=kept,
+            path="/v1/chat/completions" if plan.chat else "/v1/completions",
+            request_id=envelope.id,
+            model=envelope.model,
+            request_class=plan.terms.request_class,
+            started_s=self._started_s,
+            first_s=self._first_s,
+            ended_s=self._ended_s,
+            status=self._code,
+            input_tokens=sum(map(len, self._tokens)),
+            output_tokens=sum(choice.tokens for choice in self._choices),
+            max_tokens=plan.max_tokens,
+            stream=plan.stream,
+        )
+        result = traces.take(answered)
+        if result is not None:
+            self._requests.metrics.traces.labels(result).inc()
 
     def broken(self, error: Exception) -> None:
         """Fails this exchange alone, after an error in building or writing its answer."""
@@ -230,6 +262,8 @@ class HttpExchange:
         requests.closed(self)
         metrics, request_class = requests.metrics, self.plan.terms.request_class
         metrics.answered(code, request_class)
+        if self._kept is not None:
+            self._code, self._ended_s = code, requests.connections.now_s()
         if self._first_s is not None:
             metrics.ttft.observe(self._first_s - self._started_s, request_class)
         if code == 200:

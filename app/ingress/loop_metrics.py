@@ -5,7 +5,7 @@ prometheus_client's own guard each value by a lock, and its histograms walk thro
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -53,16 +53,16 @@ class LoopCounter(Collector):
             count = self._counts[values] = Count()
         return count
 
-    def describe(self) -> Iterator[Metric]:
-        """Yields the family without samples, by which a registry sees a name that is taken."""
-        yield CounterMetricFamily(self._name, self._help, labels=self._labels)
+    def describe(self) -> list[Metric]:
+        """Returns the family without samples, by which a registry sees a name that is taken."""
+        return [CounterMetricFamily(self._name, self._help, labels=self._labels)]
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the family with all samples."""
+    def collect(self) -> list[Metric]:
+        """Returns the family with all samples."""
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, count in self._counts.items():
             family.add_metric(values, count.value)
-        yield family
+        return [family]
 
 
 class LoopHistogram(Collector):
@@ -97,12 +97,12 @@ class LoopHistogram(Collector):
         child[0].value += value
         child[1][bisect_left(self._bounds, value)] += 1
 
-    def describe(self) -> Iterator[Metric]:
-        """Yields the family without samples, by which a registry sees a name that is taken."""
-        yield HistogramMetricFamily(self._name, self._help, labels=self._labels)
+    def describe(self) -> list[Metric]:
+        """Returns the family without samples, by which a registry sees a name that is taken."""
+        return [HistogramMetricFamily(self._name, self._help, labels=self._labels)]
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the family with all samples."""
+    def collect(self) -> list[Metric]:
+        """Returns the family with all samples."""
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for labels, (whole, counts) in self._children.items():
             total, buckets = 0, list[tuple[str, float]]()
@@ -110,4 +110,4 @@ class LoopHistogram(Collector):
                 total += count
                 buckets.append((floatToGoString(bound), float(total)))
             family.add_metric(labels, buckets, whole.value)
-        yield family
+        return [family]

@@ -18,11 +18,10 @@ from prometheus_client import (
 )
 
 from app.ingress.loop_metrics import LoopCounter, LoopHistogram
-from policies.request.ended import RequestEnd
+from policies.request.ended import RequestEnd, Result
 from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
-from policies.request.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +168,13 @@ INGRESS: tuple[Metric, ...] = (
         "errors",
         "Faults of the ingress itself that were logged and survived; each one is a bug.",
     ),
+    counter(
+        "sluice_traces_total",
+        "requests",
+        "Requests whose traces were kept, by result: `exported`, `failed` (the collector did not take them) or "
+        "`dropped` (too many waited).",
+        "result",
+    ),
 )  # fmt: skip
 """Every metric that `IngressMetrics` holds."""
 
@@ -210,6 +216,7 @@ class IngressMetrics:
         self._listener_refusals = self._counter("sluice_listener_refusals_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
+        self.traces = self._counter("sluice_traces_total")
 
     def bind(self, in_flight: Callable[[], float]) -> None:
         """Sets the source of `sluice_in_flight`; called once, when the application is put together."""
@@ -256,11 +263,12 @@ class IngressMetrics:
             decode_s = times.last_s - times.first_s
             self.decode.observe(decode_s)
 
-    def ended(self, end: RequestEnd, terms: Terms) -> None:
-        """Counts the end of a whole request, and what became of its objectives; call exactly once per prompt."""
+    def ended(self, end: RequestEnd, result: Result | None) -> None:
+        """Counts the end of a whole request, and what became of its objectives (`RequestEnd.result`); call exactly once
+        per prompt.
+        """
         if end.outcome == "finished" and end.tpot_s is not None:
             self.tpot.observe(end.tpot_s, end.request_class)
-        result = end.result(terms)
         if result is not None:
             self.slo_requests.labels(end.request_class, result).inc()
 

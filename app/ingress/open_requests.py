@@ -4,22 +4,26 @@ import asyncio
 import itertools
 import logging
 import secrets
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
+
+if TYPE_CHECKING:
+    from actors.telemetry.export import Traces
 
 log = logging.getLogger(__name__)
 
 
 class RequestId(NamedTuple):
     """The names of one HTTP request: the one that its answer `shown` has in x-request-id, `own` of this system, which
-    no client chooses, and the `client`'s, or "".
+    no client chooses, and the `client`'s, or "". `traceparent` is the client's place in a trace, where traces are kept.
     """
 
     shown: str
     own: str
     client: str = ""
+    traceparent: str | None = None
 
 
 class OpenRequest(Protocol):
@@ -37,8 +41,9 @@ class OpenRequests:
     one iteration of the event loop and written at its end (`flush_soon`), in one write per client.
     """
 
-    def __init__(self, connections: IngressConnections) -> None:
+    def __init__(self, connections: IngressConnections, traces: "Traces | None" = None) -> None:
         self.connections = connections
+        self.traces = traces
         self.metrics = connections.metrics
         self.draining = False
         self._open: set[OpenRequest] = set()

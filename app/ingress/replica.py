@@ -4,12 +4,14 @@ import asyncio
 import importlib.metadata
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
 
 from actors.engine.registry import ENGINES
 from actors.options import from_options
+from actors.telemetry.environment import traces_of_environment
 from actors.wire.channel import Identity
 from app.admin_key import KeyFile
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
@@ -95,7 +97,10 @@ class IngressReplica:
             log.info("ingress %s: the admin key is in %s", me.id, key_file.path)
         metrics = IngressMetrics(model.served_name)
         self._connections = IngressConnections(ingress, me, finder(router), metrics)
-        self._app = IngressApp(ingress, self._connections, codec_of(model), metrics, versions(), key_file)
+        self._traces = traces_of_environment(count_in(metrics), "sluice-ingress", me.id)
+        self._app = IngressApp(
+            ingress, self._connections, codec_of(model), metrics, versions(), key_file, self._traces
+        )
         await self._connections.start()
         _current.app = self._app
         self._metrics_port: MetricsPort | None = None
@@ -137,6 +142,17 @@ class IngressReplica:
         finally:
             if hasattr(self, "_connections"):
                 await self._connections.stop()  # router and engines learn what ends
+            if getattr(self, "_traces", None) is not None:
+                assert self._traces is not None
+                await asyncio.to_thread(self._traces.stop)
+
+
+def count_in(metrics: IngressMetrics) -> Callable[[str, int], None]:
+    """Returns a function that counts the results of traces, from any thread."""
+    loop = asyncio.get_running_loop()
+    return lambda result, number: (
+        loop.call_soon_threadsafe(metrics.traces.labels(result).inc, number) and None
+    )
 
 
 async def until_ready(connections: IngressConnections, patience_s: float) -> None:

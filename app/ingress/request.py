@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from actors.telemetry.facts import Attempt, Kept
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
     Adopt,
@@ -60,7 +61,8 @@ class RequestSpec:
 
     `request_id` is the answer's id without its prefix (chatcmpl- or cmpl-); `client_request_id` is the client's own id,
     if it sent one. `text` is the prompt where the client sent text; it is read only to make the router's hints.
-    `first_choice` is the index of the prompt's first choice in the answer.
+    `first_choice` is the index of the prompt's first choice in the answer. With `kept`, the attempts of all prompts are
+    kept there for a trace.
     """
 
     tokens: list[int]
@@ -75,6 +77,7 @@ class RequestSpec:
     client_request_id: str = ""
     user: str = ""
     text: str | None = None
+    kept: Kept | None = None
 
 
 class Client(Protocol):
@@ -131,6 +134,33 @@ class IngressRequest(Connected):
     def new_attempt(self) -> str:
         return self._connections.new_attempt(self, self.spec.request_id)
 
+    def ends(self, outcome: Outcome, blame: Blame | None) -> None:
+        kept = self.spec.kept
+        if kept is None:
+            return
+        failed, _, code = blame or (None, None, None)
+        attempt = Attempt(
+            self.attempt_id,
+            self.spec.first_choice,
+            self.times,
+            self._connections.now_s(),
+            outcome,
+            self.prefill_engine,
+            self.decode_engine,
+            failed,
+            code,
+            self.goes_on,
+            self.attempt_tokens,
+            self.carried_tokens,
+            self.cached_tokens,
+        )
+        moved = self.admission if self.prefilled is not None else None
+        if moved is not None:
+            attempt = attempt._replace(
+                transfer_bytes=moved.transfer_bytes, transfer_s=moved.transfer_s, held_s=moved.held_s
+            )
+        kept.attempts.append(attempt)
+
     def forget(self, outcome: Outcome) -> None:
         self._connections.forget(self)
         self._connections.metrics.closed(self, len(self.spec.tokens), outcome)
@@ -152,7 +182,10 @@ class IngressRequest(Connected):
         self._tally = None
         ended = tally.ends(outcome, self.times.first_s, self.times.last_s, self.output_tokens)
         if ended is not None:
-            self._connections.metrics.ended(ended, self.spec.terms)
+            result = ended.result(self.spec.terms)
+            self._connections.metrics.ended(ended, result)
+            if self.spec.kept is not None:
+                self.spec.kept.results.append(result)
         return ended
 
     def may_retry(self) -> bool:

@@ -160,8 +160,8 @@ def _weigh_as_much(pid: int) -> None:
 def _at_once() -> Iterator[None]:
     """Lets this process run whenever it has something to do (SCHED_RR of sched(7)), where that is allowed.
 
-    Engine cores of vLLM would keep it waiting for up to a second, in which stalls could not be counted. It takes 2 % of
-    a core. Processes that it starts meanwhile would run so, too.
+    Engine cores of vLLM would keep it waiting again and again, and meanwhile stalls could not be counted. It takes
+    hardly any time itself. Processes that it starts meanwhile would run so, too.
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -53,6 +53,12 @@ class Effects(ABC):
     def new_attempt(self) -> str:
         """Returns the next attempt's id, under which the driver finds this request's events from now on."""
 
+    def ends(self, outcome: Outcome, blame: Blame | None) -> None:
+        """Notes that the attempt ends; what it holds, and where, is still known. `blame` names the engine that failed
+        it, if one did.
+        """
+        return
+
     @abstractmethod
     def forget(self, outcome: Outcome) -> None:
         """Forgets the attempt, which has ended and holds nothing; the driver must pass on no further event of it."""

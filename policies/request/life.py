@@ -95,7 +95,7 @@ class Times:
 
     `renewed_s` is that of the last renewal of its lease, `reading_s` that at which the decode engine began to read its
     KV. `first_s` and `last_s` are the times of the first and the latest token. `first_s` belongs to the request and
-    stays when another attempt begins.
+    stays when another attempt begins; `attempt_first_s` is that of the attempt's own first token.
     """
 
     submitted_s: float
@@ -106,6 +106,7 @@ class Times:
     reading_s: float | None = None
     first_s: float | None = None
     last_s: float | None = None
+    attempt_first_s: float | None = None
 
 
 class Life(Effects):
@@ -395,6 +396,7 @@ class Life(Effects):
 
     def _first_output(self, now_s: float) -> None:
         """Notes the first output of an attempt, and how long its client saw none if it was resumed."""
+        self.times.attempt_first_s = now_s
         if self.times.first_s is None:
             self.times.first_s = now_s
         if self.on_budget:
@@ -649,6 +651,7 @@ class Life(Effects):
         """Ends the attempt, which is done nowhere else. `gone` is an engine that holds nothing of the attempt any more;
         `blame` names the engine that failed, if one did.
         """
+        self.ends(outcome, blame)
         self._give_back(gone, blame)
         self._enter(_DONE)
         if self.router_knows:

@@ -172,7 +172,7 @@ class PlayedLink:
 class Play:
     """A playing ingress. `heard` is what engines were sent, with their names, and `told` what the router was."""
 
-    def __init__(self, engines: dict[str, str], **body: Any) -> None:
+    def __init__(self, engines: dict[str, str], traces: Any = None, **body: Any) -> None:
         config = IngressConfig(("m",), max_migrations=100, max_retries=100)
         self.now_s = 1000.0
         self.heard: list[tuple[str, wire.Message]] = []
@@ -198,7 +198,7 @@ class Play:
         made._engines.get = lambda engine_id: self.links[engine_id]  # type: ignore[method-assign, assignment, return-value]
         made._engines.all = lambda: list(self.links.values())  # type: ignore[method-assign, assignment, return-value]
         self.reply = HeardReply()
-        requests = OpenRequests(made)
+        requests = OpenRequests(made, traces)
         headers = body.pop("headers", {})
         plan = plan_completion(orjson.dumps({"prompt": PROMPT} | body), headers, Defaults())
         self.exchange = CheckedExchange(requests, plan, self.reply, requests.new_id(None), self.now_s)

@@ -18,6 +18,7 @@ import httpx
 
 from actors.router.network.feed import RouterNetwork
 from actors.router.server import RouterServer
+from actors.telemetry.export import Traces
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect, listen
@@ -237,6 +238,7 @@ async def rig(
     network: RouterNetwork | None = None,
     key_file: KeyFile | None = None,
     codec: TextCodec | None = None,
+    traces: Traces | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end."""
@@ -253,7 +255,8 @@ async def rig(
         return router.addresses
 
     connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
-    app = IngressApp(config, connections, codec or WordCodec(VOCAB), metrics, {"version": "0.0"}, key_file)
+    words = codec or WordCodec(VOCAB)
+    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces)
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})

@@ -1,0 +1,186 @@
+"""Spans of a request that has ended.
+
+    POST /v1/chat/completions       the whole request, at the ingress; it names the GenAI conventions' attributes
+      prefill                       one span for each task at an engine, of each attempt
+      transfer                      from the decision for the decode engine to the first token of the attempt
+      decode                        from that token to the last one, or to the failure
+      migration | retry             from the failure of an attempt to the first token of the next, with a link to the
+                                    span of the task that failed
+
+The time in the router's queue and in the pool is told by the events `queue` and `pool` of the whole span. A colocated
+attempt has no transfer: its prefill ends with the first token.
+
+Source: OpenTelemetry semantic conventions for HTTP and for generative AI (v1.37, where `gen_ai.*` is experimental).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+
+from actors.telemetry.facts import Answered, Attempt
+
+Attributes = dict[str, str | int | float | bool]
+WallNs = Callable[[float], int]
+"""Returns nanoseconds since the epoch for seconds on the clock of the process."""
+
+
+class Part(NamedTuple):
+    """One task of an attempt, from `start_s` to `end_s`, at an engine. `failed` says whether the attempt ended there
+    because the engine failed.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    engine: str
+    failed: bool
+    attributes: Attributes
+
+
+def parts_of(attempt: Attempt) -> Iterator[Part]:
+    """Yields the tasks that the attempt began, in their order. They do not overlap."""
+    times, end_s = attempt.times, attempt.ended_s
+    colocated = attempt.prefill_engine is None
+    first = attempt.decode_engine if colocated else attempt.prefill_engine
+    if times.routed_s is None or first is None:
+        return
+    until_s = times.attempt_first_s if colocated else times.pooled_s
+    yield _part(
+        "prefill", attempt, times.routed_s, until_s, first, {"sluice.cached_tokens": attempt.cached_tokens}
+    )
+    if attempt.decode_engine is None or until_s is None:
+        return
+    if not colocated:
+        if times.decode_routed_s is None:
+            return
+        moved: Attributes = {
+            "sluice.transfer.bytes": attempt.transfer_bytes,
+            "sluice.transfer.seconds": attempt.transfer_s,
+            "sluice.transfer.held_seconds": attempt.held_s,
+        }
+        yield _part(
+            "transfer", attempt, times.decode_routed_s, times.attempt_first_s, attempt.decode_engine, moved
+        )
+    if times.attempt_first_s is not None:
+        generated: Attributes = {"gen_ai.usage.output_tokens": attempt.tokens}
+        done_s = end_s if attempt.failed is not None or times.last_s is None else times.last_s
+        yield Part(
+            "decode", times.attempt_first_s, done_s, attempt.decode_engine,
+            attempt.failed == attempt.decode_engine, generated,
+        )  # fmt: skip
+
+
+def _part(
+    name: str, attempt: Attempt, start_s: float, until_s: float | None, engine: str, attributes: Attributes
+) -> Part:
+    """Returns a task that ended at `until_s`, or with the attempt if that is None."""
+    ended_here = until_s is None
+    failed = ended_here and attempt.failed in (engine, attempt.prefill_engine, attempt.decode_engine)
+    end_s = attempt.ended_s if until_s is None else until_s
+    return Part(name, start_s, end_s, engine, failed and attempt.failed is not None, attributes)
+
+
+def write(tracer: Tracer, answered: Answered, wall_ns: WallNs, parent: Context | None) -> None:
+    """Starts and ends all spans of a request. Those of the `tracer`'s provider get them, the whole span last."""
+    whole = tracer.start_span(
+        f"POST {answered.path}", parent, SpanKind.SERVER, _attributes(answered),
+        start_time=wall_ns(answered.started_s),
+    )  # fmt: skip
+    inside = set_span_in_context(whole)
+    ended: list[tuple[Attempt, Span]] = []
+    for attempt in sorted(answered.kept.attempts, key=lambda one: one.times.submitted_s):
+        _waits(whole, attempt, wall_ns)
+        before = [
+            one
+            for one in ended
+            if one[0].prompt == attempt.prompt and one[0].ended_s <= attempt.times.submitted_s
+        ]
+        if before:
+            _goes_on(tracer, *before[-1], attempt, wall_ns, inside)
+        last = whole
+        for part in parts_of(attempt):
+            last = _write_part(tracer, part, attempt, wall_ns, inside)
+        if attempt.goes_on:
+            ended.append((attempt, last))
+    if answered.status >= 500:
+        whole.set_status(Status(StatusCode.ERROR))
+    whole.end(wall_ns(answered.ended_s))
+
+
+def _attributes(answered: Answered) -> Attributes:
+    chat = answered.path.endswith("chat/completions")
+    found: Attributes = {
+        "http.request.method": "POST",
+        "url.path": answered.path,
+        "http.response.status_code": answered.status,
+        "gen_ai.operation.name": "chat" if chat else "text_completion",
+        "gen_ai.provider.name": "sluice",
+        "gen_ai.request.model": answered.model,
+        "gen_ai.response.id": answered.request_id,
+        "gen_ai.usage.input_tokens": answered.input_tokens,
+        "gen_ai.usage.output_tokens": answered.output_tokens,
+        "sluice.request_class": answered.request_class,
+        "sluice.stream": answered.stream,
+        "sluice.attempts": len(answered.kept.attempts),
+    }
+    if answered.max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = answered.max_tokens
+    if answered.first_s is not None:
+        found["gen_ai.response.time_to_first_chunk"] = answered.first_s - answered.started_s
+    if answered.status >= 500:
+        found["error.type"] = str(answered.status)
+    missed = [result for result in answered.kept.results if result not in (None, "met")]
+    if missed:
+        found["sluice.objective_missed"] = str(missed[0])
+    return found
+
+
+def _waits(whole: Span, attempt: Attempt, wall_ns: WallNs) -> None:
+    times = attempt.times
+    if times.routed_s is not None:
+        waited: Attributes = {
+            "seconds": times.routed_s - times.submitted_s,
+            "attempt": attempt.attempt_id,
+        }
+        whole.add_event("queue", waited, wall_ns(times.routed_s))
+    if times.pooled_s is not None and times.decode_routed_s is not None:
+        waited = {"seconds": times.decode_routed_s - times.pooled_s, "attempt": attempt.attempt_id}
+        whole.add_event("pool", waited, wall_ns(times.decode_routed_s))
+
+
+def _write_part(tracer: Tracer, part: Part, attempt: Attempt, wall_ns: WallNs, inside: Context) -> Span:
+    attributes: Attributes = {
+        "sluice.engine": part.engine,
+        "sluice.attempt": attempt.attempt_id,
+        **part.attributes,
+    }
+    span = tracer.start_span(part.name, inside, SpanKind.CLIENT, attributes, start_time=wall_ns(part.start_s))
+    if part.failed and attempt.code is not None:
+        span.set_attribute("error.type", attempt.code)
+        span.set_status(Status(StatusCode.ERROR, attempt.code))
+    span.end(wall_ns(part.end_s))
+    return span
+
+
+def _goes_on(
+    tracer: Tracer, before: Attempt, at: Span, attempt: Attempt, wall_ns: WallNs, inside: Context
+) -> None:
+    """Writes the span from the end of an attempt, `at` one of its tasks, to the first token of the next."""
+    first_s = attempt.times.attempt_first_s
+    engine = attempt.decode_engine or attempt.prefill_engine
+    attributes: Attributes = {
+        "sluice.code": before.code or before.outcome,
+        "sluice.carried_tokens": attempt.carried_tokens,
+        "sluice.attempt": attempt.attempt_id,
+    }
+    if before.failed is not None:
+        attributes["sluice.from_engine"] = before.failed
+    if engine is not None:
+        attributes["sluice.to_engine"] = engine
+    span = tracer.start_span(
+        "migration" if attempt.carried_tokens else "retry", inside, SpanKind.INTERNAL, attributes,
+        [Link(at.get_span_context())], start_time=wall_ns(before.ended_s),
+    )  # fmt: skip
+    span.end(wall_ns(attempt.ended_s if first_s is None else first_s))

@@ -1,0 +1,166 @@
+"""Traces reach a collector in the protocol's own words, and cost nothing where they are not wanted."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+
+from actors.telemetry import export
+from actors.telemetry.environment import is_wanted, traces_of_environment
+from actors.telemetry.export import Traces
+from actors.telemetry.facts import Answered, Attempt, Kept
+from policies.request.life import Times
+from tests.actors.telemetry.collector import Collector, attributes, collector
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+UNSAMPLED = PARENT[:-1] + "0"
+
+
+def answered(status: int = 200, kept: Kept | None = None) -> Answered:
+    """A request with one attempt: queue 1 s, prefill 2 s, pool 1 s, transfer 1 s, decode 5 s."""
+    times = Times(100.0, 101.0, 103.0, None, 104.0, None, 105.0, 110.0, 105.0)
+    attempt = Attempt(
+        "r-1", 0, times, 110.0, "finished", "p", "d", None, None, False, 10, 0, 3, 4096, 0.5, 0.1
+    )
+    kept = kept or Kept(None)
+    kept.attempts.append(attempt)
+    return Answered(
+        kept, "/v1/chat/completions", "chatcmpl-r", "m", "chat", 100.0, 105.0, 110.0, status, 7, 10, 16, True
+    )
+
+
+def made(to: Collector, counts: Counter[str], **more: object) -> Traces:
+    exporter = OTLPSpanExporter(endpoint=to.endpoint, timeout=2)
+
+    def count(result: str, number: int) -> None:
+        counts[result] += number
+
+    return Traces(exporter, count, {"service.name": "sluice-ingress"}, **{"sampler": ALWAYS_ON} | more)  # type: ignore[arg-type]
+
+
+def test_a_request_is_one_span_with_one_for_each_task() -> None:
+    counts: Counter[str] = Counter()
+    with collector() as to:
+        traces = made(to, counts)
+        assert traces.take(answered()) is None
+        traces.stop()
+        assert counts == {"exported": 1}
+    spans = {span.name: span for span in to.spans}
+    assert set(spans) == {"POST /v1/chat/completions", "prefill", "transfer", "decode"}
+    whole = spans["POST /v1/chat/completions"]
+    assert all(span.trace_id == whole.trace_id for span in to.spans)
+    assert all(span.parent_span_id == whole.span_id for name, span in spans.items() if span is not whole)
+    seconds = {name: (s.end_time_unix_nano - s.start_time_unix_nano) / 1e9 for name, s in spans.items()}
+    assert seconds == pytest.approx(
+        {"POST /v1/chat/completions": 10, "prefill": 2, "transfer": 1, "decode": 5}, abs=1e-6
+    )
+    waits = {event.name: event.attributes[0].value.double_value for event in whole.events}
+    assert waits == pytest.approx({"queue": 1, "pool": 1})
+    assert attributes(whole)["gen_ai.usage.output_tokens"] == 10
+    assert attributes(whole)["gen_ai.response.time_to_first_chunk"] == pytest.approx(5)
+    assert attributes(spans["transfer"])["sluice.engine"] == "d"
+    assert to.resources[0]["service.name"] == "sluice-ingress"
+
+
+def test_a_request_goes_on_in_the_trace_of_its_client() -> None:
+    counts: Counter[str] = Counter()
+    with collector() as to:
+        traces = made(to, counts)
+        traces.take(answered(kept=Kept(PARENT)))
+        traces.stop()
+    whole = next(span for span in to.spans if span.name.startswith("POST"))
+    assert whole.trace_id.hex() == PARENT.split("-")[1]
+    assert whole.parent_span_id.hex() == PARENT.split("-")[2]
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-01", "ff-" + PARENT[3:], "\u20ac" * 55])
+def test_a_faulty_traceparent_begins_a_trace_of_its_own(header: str) -> None:
+    counts: Counter[str] = Counter()
+    with collector() as to:
+        traces = made(to, counts)
+        traces.take(answered(kept=Kept(header)))
+        traces.stop()
+    whole = next(span for span in to.spans if span.name.startswith("POST"))
+    assert whole.parent_span_id == b""
+
+
+def test_what_is_not_sampled_is_kept_only_if_it_was_bad() -> None:
+    counts: Counter[str] = Counter()
+    missed = Kept(None)
+    missed.results.append("ttft")
+    met = Kept(None)
+    met.results += [None, "met"]
+    with collector() as to:
+        traces = made(to, counts, sampler=ParentBased(ALWAYS_OFF))
+        for one in (
+            answered(),
+            answered(499),
+            answered(429),
+            answered(kept=met),
+            answered(kept=Kept(UNSAMPLED)),
+        ):
+            traces.take(one)
+        for one in (answered(502), answered(kept=missed), answered(kept=Kept(PARENT))):
+            traces.take(one)
+        traces.stop()
+    assert counts == {"exported": 3}
+    whole = [span for span in to.spans if span.name.startswith("POST")]
+    assert sorted(attributes(span)["http.response.status_code"] for span in whole) == [200, 200, 502]
+    assert {attributes(span).get("sluice.objective_missed") for span in whole} == {None, "ttft"}
+
+
+def test_too_many_are_dropped_and_a_collector_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MOST_WAITING", 4)
+    monkeypatch.setattr(export, "BATCH", 1)
+    counts: Counter[str] = Counter()
+    with collector() as to:
+        to.gate.clear()
+        traces = made(to, counts)
+        results = [traces.take(answered()) for _ in range(20)]
+        dropped = results.count("dropped")
+        assert 14 <= dropped <= 16  # one or two are on their way
+        to.status = 400
+        to.gate.set()
+        traces._thread.join(0)
+        for _ in range(200):
+            if sum(counts.values()) == 20 - dropped:
+                break
+            traces._thread.join(0.05)
+        traces.stop()
+    assert counts == {"failed": 20 - dropped}
+
+
+def test_without_an_endpoint_there_are_none_and_nothing_is_imported() -> None:
+    assert not is_wanted({})
+    assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": ""})
+    assert is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"})
+    assert is_wanted({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"})
+    assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
+    assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
+    code = (
+        "import sys, actors.telemetry.environment as e, actors.telemetry.facts;"
+        "assert e.traces_of_environment(print, 's', 'i') is None;"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said.stdout.strip() == "[]"
+
+
+def test_the_environment_names_collector_service_and_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+    with collector() as to:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{to.port}")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+        traces = traces_of_environment(lambda result, n: counts.update({result: n}), "sluice-ingress", "i-1")
+        assert traces is not None
+        traces.take(answered())
+        traces.take(answered(500))
+        traces.stop()
+    assert counts == {"exported": 1}
+    assert (to.resources[0]["service.name"], to.resources[0]["service.instance.id"]) == ("ours", "i-1")
