@@ -150,9 +150,11 @@ class IngressReplica:
 def count_in(metrics: IngressMetrics) -> Callable[[str, int], None]:
     """Returns a function that counts the results of traces, from any thread."""
     loop = asyncio.get_running_loop()
-    return lambda result, number: (
-        loop.call_soon_threadsafe(metrics.traces.labels(result).inc, number) and None
-    )
+
+    def count(result: str, number: int) -> None:
+        loop.call_soon_threadsafe(metrics.traces.labels(result).inc, number)
+
+    return count
 
 
 async def until_ready(connections: IngressConnections, patience_s: float) -> None:
