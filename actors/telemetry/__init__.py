@@ -1,1 +1,1 @@
-"""What operators see of single requests: traces by OpenTelemetry."""
+"""Traces of single requests for operators, by OpenTelemetry."""

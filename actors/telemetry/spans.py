@@ -7,7 +7,7 @@
       migration | retry             from the failure of an attempt to the first token of the next, with a link to the
                                     span of the task that failed
 
-The time in the router's queue and in the pool is told by the events `queue` and `pool` of the whole span. A colocated
+The events `queue` and `pool` of the whole span have the time in the router's queue and in the pool. A colocated
 attempt has no transfer: its prefill ends with the first token.
 
 Source: OpenTelemetry semantic conventions for HTTP and for generative AI (v1.37, where `gen_ai.*` is experimental).

@@ -110,7 +110,7 @@ def check(answered: Answered, spans: list[ReadableSpan], play: Play) -> None:
     for span in [*named.get("migration", ()), *named.get("retry", ())]:
         (link,) = span.links
         assert link.context.span_id in ids
-    # no second of an attempt is told twice: tasks follow one another, and so do queue and pool
+    # the tasks of an attempt follow one another, so that no second counts twice
     for attempt in attempts:
         own = [s for s in spans[:-1] if (s.attributes or {}).get("sluice.attempt") == attempt.attempt_id]
         tasks = [span for span in own if span.name not in ("migration", "retry")]
