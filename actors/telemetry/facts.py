@@ -1,4 +1,4 @@
-"""The facts that are kept of a request for its trace: plain values, from which `spans` makes spans when the request has ended."""
+"""The facts that are kept of a request for its trace: plain values, of which `spans` makes spans when it has ended."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
