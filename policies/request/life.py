@@ -315,8 +315,7 @@ class Life(Effects):
         """Tell the router, which chooses a decode engine; a late answer of the lender changes nothing."""
         if event.engine_id not in ("", self.prefill_engine):
             return
-        if self.lender is not None:
-            self._lending_ends()
+        self._lending_ends()
         self.times.pooled_s, self.times.renewed_s = now_s, None
         self.prefilled = event
         self.lease_until_s = now_s + event.lease_s
@@ -399,8 +398,7 @@ class Life(Effects):
         self.times.attempt_first_s = now_s
         if self.times.first_s is None:
             self.times.first_s = now_s
-        if self.on_budget:
-            self._off_budget()
+        self._off_budget()
         interrupted_s, self._interrupted_s = self._interrupted_s, None
         if interrupted_s is not None:
             self.resumed(now_s - interrupted_s)
@@ -542,8 +540,9 @@ class Life(Effects):
             self._enter(_QUEUED, now_s + troubles.LOOK_AGAIN_S)
 
     def _off_budget(self) -> None:
-        self.on_budget = False
-        self.count_retry(-1)
+        if self.on_budget:
+            self.on_budget = False
+            self.count_retry(-1)
 
     def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
         blame = Blame(engine_id, task, troubles.NOT_CONNECTED)
@@ -657,8 +656,7 @@ class Life(Effects):
         if self.router_knows:
             self.close(outcome, blame)
         self.router_knows = False
-        if self.on_budget:
-            self._off_budget()
+        self._off_budget()
         self.forget(outcome)
 
     def _give_back(self, gone: str | None = None, blame: Blame | None = None) -> None:
