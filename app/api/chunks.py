@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 
 from actors.wire.messages import Out
+from policies.record import record
 
 DONE = b"data: [DONE]\n\n"
 _dumps = orjson.dumps
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Envelope:
     """The fields that all chunks of one answer share.
 

@@ -12,10 +12,11 @@ user (OpenAI's own field)           x-sluice-user; predictors learn output lengt
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from app.api.errors import bad_request
 from app.api.schema import ChatRequest, CompletionRequest, Slo
+from policies.record import record
 from policies.request.terms import Mode, Terms
 
 CLASSES = ("interactive", "standard", "batch")
@@ -26,7 +27,7 @@ MAX_PRIORITY = 1000
 MAX_NAME_CHARS = 512
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClassSlo:
     """Latency targets in seconds for requests of a class that name none; None means no target."""
 
@@ -34,7 +35,7 @@ class ClassSlo:
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Defaults:
     """The operator's settings for what a request leaves open.
 

@@ -7,7 +7,6 @@ Incoming messages become events of the life cycle in `app.ingress.connections`.
 import dataclasses
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from actors.telemetry.facts import Attempt, Kept
@@ -33,6 +32,7 @@ from app.api.chunks import Choice
 from app.api.errors import ApiError
 from app.ingress.connections import Connected, IngressConnections
 from policies.engine_model.blocks import block_hashes
+from policies.record import record
 from policies.request import events as ev
 from policies.request.effects import Blame, Failure
 from policies.request.ended import RequestEnd, Tally
@@ -55,7 +55,7 @@ _ADOPTED_AS: dict[Stage, Literal["prefilling", "pooled", "transferring", "decodi
 """The stage in which a router adopts an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestSpec:
     """One prompt with its parameters, which all attempts share. `arrived_s` is on the ingress's clock.
 

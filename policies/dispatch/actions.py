@@ -1,15 +1,15 @@
 """Actions: the dispatcher's answers to an event, which its caller carries out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from policies.flow.fetch_or_recompute import FetchReason
 from policies.network.oracle import TransferIntent
+from policies.record import record
 from policies.routing.base import Decision
 from policies.state.views import RequestId, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefixFetch:
     """Whether the chosen prefill worker is to fetch the prompt's head from `lender`, or to compute it (MFS 2.2).
 
@@ -28,7 +28,7 @@ class PrefixFetch:
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RoutePrefill:
     """The order to compute the prompt of `attempt_id` on the chosen worker."""
 
@@ -44,7 +44,7 @@ class RoutePrefill:
     """The decision about a prefix that another worker holds; None: there is none, or none is ever lent."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RouteDecode:
     """The order to decode `attempt_id` on the chosen worker, which pulls the KV."""
 
@@ -58,7 +58,7 @@ class RouteDecode:
     """Seconds from the decision in which the KV must be on the chosen worker (`policies.dispatch.kv_deadline`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reject:
     """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status, and
     `detail` says more than `reason` where there is more to say.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from policies.record import record
 from policies.request.terms import Mode
 from policies.routing.base import Overcommit
 from policies.state.standby import AWAKE, Phase, Standby
@@ -62,7 +63,7 @@ class Lookups:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerPools:
     """Ids of the READY workers that are not quarantined by what they may do, each tuple in ascending order.
 

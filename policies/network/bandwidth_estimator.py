@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from policies.network.oracle import PairEstimate
+from policies.record import record
 
 MAX_CONGESTION = 0.95
 """Largest congestion c that is learned: c must stay below 1, and policies avoid a tier this slow anyway."""
@@ -49,7 +50,7 @@ transfers in flight.
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EstimatorConfig:
     """Limits of the estimator. The last `window` transfers of a pair count, but none older than `forget_after_s`; fewer
     than `min_samples` give no estimate. `settle_s` is the longest wait for flows that may have overlapped a transfer.
@@ -71,7 +72,7 @@ class EstimatorConfig:
                 raise ValueError(f"network estimator: allowed is {allowed}; got {self}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Flow:
     """A transfer of ours that was decided; its end is not known yet."""
 
@@ -83,7 +84,7 @@ class _Flow:
     uplinks: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Ended:
     """A transfer that has ended, while flows that overlapped it may still be open."""
 
@@ -93,7 +94,7 @@ class _Ended:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Sample:
     """One transfer from which the estimator learns; `share_s` is the time that it would have taken alone."""
 

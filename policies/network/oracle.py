@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from policies.record import record
+
 TIERS = (0, 1, 2, 3)
 
 
@@ -37,7 +39,7 @@ class PathSource(StrEnum):
     STATIC = "static"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodePlace:
     """The rack and pod of a node. An empty label means that the rack or pod is not known; it matches nothing."""
 
@@ -45,7 +47,7 @@ class NodePlace:
     pod: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PairEstimate:
     """The residual bandwidth B*(1-c) of a pair in bytes/s, learned until `at_s`, before own transfers share it.
 
@@ -57,7 +59,7 @@ class PairEstimate:
     latency_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Path:
     """One pair's path: its tier, its residual bandwidth before own flows share it (bytes/s), its base latency (s), and
     the source of the bandwidth.
@@ -93,7 +95,7 @@ class _Source:
     learned: dict[tuple[str, str], tuple[Path, float] | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Oracle:
     """The network cost oracle; the module's docstring explains its fields. Keys of pairs are (sender, receiver), given
     as worker ids or as node names; an entry by worker ids takes precedence.
@@ -236,7 +238,7 @@ class Oracle:
         return max(self.bandwidth_bytes_per_s, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferIntent:
     """A transfer to come, from worker to worker, as the scheduler announces it to the operator (NetKV III-E).
 

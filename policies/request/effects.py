@@ -6,14 +6,14 @@ engine serves), and because one is made for every token.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from policies.record import record
 from policies.request.events import Event, Lend, Output, PrefillDone, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome, Task
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """The error that a client gets for a request that failed: an HTTP status, a message, and a code for programs.
 

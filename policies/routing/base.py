@@ -24,11 +24,10 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from policies.state.fast_frozen import fast_constructor
+from policies.record import record
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
 
 
@@ -91,7 +90,7 @@ class PolicyError(Exception):
     decided: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ranked:
     """A candidate worker with its cost and the terms of the cost, in the policy's own units."""
 
@@ -100,10 +99,7 @@ class Ranked:
     terms: Mapping[str, float]
 
 
-_ranked = fast_constructor(Ranked)
-
-
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """The chosen worker, the ranking of the candidates (best first, possibly only the best RANKED) and the reason."""
 
@@ -112,7 +108,7 @@ class Decision:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assignment:
     """A pool entry and the decision for its decode worker."""
 
@@ -257,5 +253,5 @@ def best_of(
     if ties > 1:
         near.insert(0, near.pop(rng.randrange(ties)))  # the drawn worker comes first
         reason = Reason.TIE_DRAWN
-    best = [_ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
+    best = [Ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
     return Decision(best[0].worker, tuple(best), reason)

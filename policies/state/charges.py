@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.fast_frozen import fast_constructor
 from policies.state.held_blocks import HeldBlocks
 from policies.state.standing import Standing
 from policies.state.views import (
@@ -249,15 +248,12 @@ class Load:
         return self.kv_tokens - self.booked_kv_tokens
 
 
-_fast_worker = fast_constructor(Worker)
-
-
 def view_of(load: Load) -> Worker:
     """Returns a worker's frozen view. The values are passed in the order of Worker's fields."""
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     up, status = load.up, load.status
-    return _fast_worker(
+    return Worker(
         up.worker,
         up.role,
         up.group,

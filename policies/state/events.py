@@ -6,11 +6,12 @@ race such events are normal.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from policies.engine_model.blocks import Change, Stored
 from policies.network.oracle import Oracle
+from policies.record import record
 from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome, Task
 from policies.state.standby import Standby
@@ -19,7 +20,7 @@ from policies.state.views import Health, Request, RequestId, Role, WorkerId
 AdoptedStage = Literal["prefilling", "pooled", "transferring", "decoding"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineUp:
     """A worker announced itself. When it does so again, its facts are replaced and its charges stay."""
 
@@ -34,7 +35,7 @@ class EngineUp:
     barrier: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineDown:
     """A worker is gone. Its requests stay until their owner closes or resubmits them; nothing is routed to it.
 
@@ -45,7 +46,7 @@ class EngineDown:
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineStatus:
     """An engine's report of its own counts. `kv_tokens` includes leased blocks.
 
@@ -64,7 +65,7 @@ class EngineStatus:
     memory_bandwidth: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrived:
     """A request needs a prefill worker. A known attempt_id may arrive again (after a preemption, say); then its charges
     are given back first.
@@ -74,7 +75,7 @@ class Arrived:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillRouted:
     """A prefill decision was carried out: the request computes on `worker`, and also decodes there if `colocated`.
 
@@ -88,7 +89,7 @@ class PrefillRouted:
     fetches: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillDone:
     """The prompt's KV is ready on the prefill worker until `lease_until_s`, and the request enters the pool.
 
@@ -106,7 +107,7 @@ class PrefillDone:
     compute_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaseRenewed:
     """The prefill worker holds the KV of a request in the pool until `lease_until_s`, which is later than before."""
 
@@ -115,7 +116,7 @@ class LeaseRenewed:
     lease_until_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodeRouted:
     """A decode decision was carried out: `worker` pulls the KV and decodes."""
 
@@ -124,7 +125,7 @@ class DecodeRouted:
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Admitted:
     """The worker that decodes the request has a slot and the KV; a prefill worker's copy has been freed."""
 
@@ -132,7 +133,7 @@ class Admitted:
     attempt_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progressed:
     """A request has generated `tokens` tokens until now, summed over its sequences."""
 
@@ -141,7 +142,7 @@ class Progressed:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProgressedMany:
     """`Progressed` for many requests at once: `items` are pairs (attempt_id, tokens generated until now).
 
@@ -153,7 +154,7 @@ class ProgressedMany:
     items: tuple[tuple[RequestId, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForecastMade:
     """The predictor made a forecast for a request that had generated `tokens` tokens. Each of its sequences *finishes
     in* `finishes_in_tokens` more tokens, or it *stays* (None: not expected to finish in the window). The forecast
@@ -166,7 +167,7 @@ class ForecastMade:
     finishes_in_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OracleRefreshed:
     """The network oracle was replaced by `oracle`; None: the network is no longer known."""
 
@@ -174,7 +175,7 @@ class OracleRefreshed:
     oracle: Oracle | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvBatch:
     """Batch number `seq` of a worker's own KV events, with its changes in order. `epoch` is explained in
     `prefix_index`.
@@ -187,7 +188,7 @@ class KvBatch:
     changes: tuple[Change, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KvSnapshot:
     """All blocks that a worker held before batch `next_seq`, as chains. Engines send it where a gap in the batches
     cannot be replayed.
@@ -200,7 +201,7 @@ class KvSnapshot:
     chains: tuple[Stored, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Adopted:
     """An ingress has a request under way that this router does not know, because the router was restarted, or knows in
     another stage. What was known of the request is replaced. Its workers need not be known yet.
@@ -222,7 +223,7 @@ class Adopted:
     lease_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AttemptFailed:
     """An engine has failed a request, whose attempt ends. It counts for outlier detection (`outliers`) and changes no
     charge.
@@ -238,7 +239,7 @@ class AttemptFailed:
     code: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Closed:
     """The attempt has ended; all its charges are given back. `ended` says how its request went, as its client saw it;
     None where the request goes on in another attempt, or where its ingress was lost.
@@ -251,7 +252,7 @@ class Closed:
     ended: RequestEnd | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PolicyChoice:
     """A policy by its registered name, as plain JSON data; parameters that are not given take their defaults."""
 
@@ -259,7 +260,7 @@ class PolicyChoice:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoliciesChanged:
     """The policies change (None: this policy stays), and so do the fields of DispatchConfig that `dispatch` names.
 
@@ -272,7 +273,7 @@ class PoliciesChanged:
     dispatch: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StandbyChanged:
     """The fleet fell asleep, or is woken (`policies.state.standby`)."""
 
@@ -280,7 +281,7 @@ class StandbyChanged:
     standby: Standby
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """Time has passed; the dispatcher checks leases and deadlines."""
 

@@ -14,7 +14,6 @@ from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state import request_events, worker_events
 from policies.state.charges import view_of
-from policies.state.fast_frozen import fast_constructor
 from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import OutlierLimits
 from policies.state.pool import PoolKey, pool_key
@@ -31,8 +30,6 @@ from policies.state.views import (
     Worker,
     WorkerId,
 )
-
-_snapshot = fast_constructor(Snapshot)
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class ClusterState:
             self._views = dict(sorted(views.items())) if joined else views
             ledger.dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
-        return _snapshot(
+        return Snapshot(
             now_s,
             self._views,
             shown,

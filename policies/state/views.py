@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from policies.network.oracle import Oracle
+from policies.record import record
 from policies.request.terms import NO_TERMS, Terms
 
 WorkerId = str
@@ -35,7 +36,7 @@ class Health(StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """An attempt as it arrives at the router. `slots` counts the sequences that it will decode (OpenAI's n), and
     `terms` are what the client asked of the service.
@@ -75,7 +76,7 @@ TTFT objective has passed when a first token is about to miss it.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoolEntry:
     """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`, which
     its ingress puts off as long as the entry waits and the engine agrees; it last did so at `renewed_s` (None: never).
@@ -129,7 +130,7 @@ class PoolEntry:
         return self.request.ttft_from_s + (self.request.terms.ttft_slo_s or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TypicalEntry:
     """Moving means over about the last `pool.TYPICAL_OF` pool entries.
 
@@ -161,7 +162,7 @@ class Transfers(NamedTuple):
     flows: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Indicators:
     """FlowKV's node status: means over a sliding window of the engine's reports. None: the engine does not report it.
 
@@ -188,7 +189,7 @@ class Quarantine(NamedTuple):
     probe_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Worker:
     """One worker as the router sees it: its facts, the router's charges to it, and the engine's last report.
 
@@ -279,7 +280,7 @@ class PrefixHits(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownHits:
     """Prefix cache hits from literal tables by request and worker: `by_request` those in all, `in_use` those in blocks
     in use. An empty table: nothing is cached anywhere.
@@ -305,7 +306,7 @@ class KnownHits:
 NO_HITS = KnownHits()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Snapshot:
     """The cluster at `now_s`.
 

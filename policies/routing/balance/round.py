@@ -16,7 +16,6 @@ from policies.routing.balance.loads import AdmissionRow, EntryRow, Totals, Worke
 from policies.routing.balance.stages import Aim, StageLimits, discounts
 from policies.routing.base import RANKED, Assignment, Decision, Feasible, Ranked, Reason
 from policies.routing.compiled import Table, table
-from policies.state.fast_frozen import fast_constructor
 from policies.state.views import Request, Snapshot, Worker
 
 Integers = npt.NDArray[np.int64]
@@ -24,9 +23,6 @@ Truths = npt.NDArray[np.bool_]
 
 REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)
 """The reasons in the order of the kernel's numbers for them (`loads.FILL` and the others)."""
-
-_ranked, _decision = fast_constructor(Ranked), fast_constructor(Decision)
-_assignment = fast_constructor(Assignment)
 
 
 def balance(
@@ -217,9 +213,9 @@ def assignments(
         if row not in others:
             others[row] = tuple([ranked for other, ranked in shown if other != row])
         name = workers[row].id
-        decision = _decision(name, (_ranked(name, -shows["score"], shows), *others[row]), REASONS[reason])
+        decision = Decision(name, (Ranked(name, -shows["score"], shows), *others[row]), REASONS[reason])
         for request in requests[len(assigned) : len(assigned) + size]:
-            assigned.append(_assignment(request.attempt_id, decision))
+            assigned.append(Assignment(request.attempt_id, decision))
     return tuple(assigned)
 
 
@@ -227,5 +223,4 @@ def _candidate(worker: Worker, free_slots: float, margin_tokens: float) -> Ranke
     """Returns the item of a ranking for a worker that was not chosen."""
     load_tokens = float(worker.kv_tokens)
     terms = {"free_slots": free_slots, "margin_tokens": margin_tokens, "load_tokens": load_tokens}
-    made: Ranked = _ranked(worker.id, -free_slots, terms)
-    return made
+    return Ranked(worker.id, -free_slots, terms)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
 from policies.dispatch.feasibility import MOST_LOOKUPS, Lookups, Room
+from policies.record import record
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.base import Reason
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
@@ -88,7 +89,7 @@ def test_beside_free_slots_there_is_room_in_queues_while_some_slot_is_free() -> 
     assert not Room([full], 0, 0)
 
 
-@dataclass(frozen=True)
+@record
 class WatchedHits(KnownHits):
     """Hits that note the requests for which they are looked up."""
 
