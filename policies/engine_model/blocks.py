@@ -18,9 +18,10 @@ and for the router's prefix index. Their publisher numbers them (`actors.engine.
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import xxhash
+
+from policies.record import record
 
 BlockHash = int
 
@@ -43,7 +44,7 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -
     return tuple(hashes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored:
     """Consecutive blocks of one chain were cached. `parent` is the hash before the first (None: the prompt's start)."""
 
@@ -51,14 +52,14 @@ class Stored:
     parent: BlockHash | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Removed:
     """Blocks were evicted from the cache."""
 
     hashes: tuple[BlockHash, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cleared:
     """The whole cache was dropped."""
 

@@ -6,10 +6,10 @@ and so are unknown names.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from policies.engine_model.text import WORDS
+from policies.record import record
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -32,7 +32,7 @@ class ParamError(Exception):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SimParams:
     """Checked parameters of a request. With `max_tokens` None the answer may run to the end of the context."""
 
