@@ -366,6 +366,7 @@ class IngressRequest(Connected):
             route.rank,
             spec.chat,
             None if self.lent is None else self.lent.handle,
+            self._resume(),
         )
         return self._connections.send_work(route.engine_id, self, message)
 

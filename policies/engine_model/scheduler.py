@@ -191,14 +191,15 @@ class EngineModel:
 
     def loaded(self, seq: Sequence) -> None:
         """Notes that the KV of a TRANSFERRING sequence has arrived; the sequence runs from the next step on. If it has
-        output tokens already, whose KV was not transferred, these are computed first.
+        output tokens already, those are computed first whose KV was not transferred, and always the last one.
         """
         assert seq.stage is SequenceStage.TRANSFERRING
         assert seq.allocation is not None
         del self._loading[seq]
         self.pool.commit(seq.allocation, seq.hashes)
         if seq.generated:
-            seq.stage, seq.computed = SequenceStage.PREFILLING, seq.prompt_tokens
+            came = min(seq.remote_output, seq.generated - 1)
+            seq.stage, seq.computed = SequenceStage.PREFILLING, seq.prompt_tokens + came
             self._prefilling[seq] = None
             return
         seq.stage = SequenceStage.DECODING

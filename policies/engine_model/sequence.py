@@ -23,7 +23,8 @@ class Sequence:
     """One sequence. The caller sets the fields up to `owner`; the model sets the other fields.
 
     A sequence finishes after `output_tokens` tokens at the latest (0 for `prefill_only`). The caller may also set
-    `generated` before it adds the sequence: output that another engine has generated, whose KV is computed here.
+    `generated` before it adds the sequence: output that another engine has generated, whose KV is computed here but for
+    that of the first `remote_output` tokens of a remote sequence.
     `hashes` are the hashes of the prompt's full blocks, or empty to keep the prompt out of the prefix cache. A `remote`
     sequence gets its prompt's KV from another engine. `lent_tokens` of a prefill, whole blocks from the prompt's
     start, are read from another engine while the rest is computed, into the sequence's own blocks; it ends no step
@@ -38,6 +39,7 @@ class Sequence:
     remote: bool = False
     owner: object = None
     lent_tokens: int = 0
+    remote_output: int = 0
 
     stage: SequenceStage = SequenceStage.DONE
     allocation: Allocation | None = None

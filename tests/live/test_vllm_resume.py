@@ -1,8 +1,8 @@
 """Answers of real vLLM engines that one engine begins and another goes on with: the text is that of one engine alone.
 
 The undisturbed answer comes from the decode engine, and so does the rest: it gets what an ingress has when the first
-engine dies after k tokens. With a handle it pulls the prompt's KV from the prefill engine and computes that of the k
-tokens; without one it computes both.
+engine dies after k tokens. With a handle it pulls the KV of the prompt and of the k tokens from the prefill engine;
+without one it computes both.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actors.wire.messages import Decode, Failed, Out, Resume
+from actors.wire.messages import Decode, Failed, Out, ReleaseKV, Resume
 from tests.live.serving import PATIENCE_S
 from tests.live.test_vllm_engines import BLOCK, GREEDY, START_S, Pair, text
 from tests.live.vllm_app import NEAR_TIE
@@ -71,7 +71,7 @@ def resumed(
     pair: Pair, tokens: list[int], params: dict[str, Any], resume: Resume, pull: bool = False, **more: Any
 ) -> list[Out]:
     attempt_id = f"resumed-{next(_number)}"
-    handle = pair.p.prefill(attempt_id, tokens).handle if pull else None
+    handle = pair.p.prefill(attempt_id, tokens, resume).handle if pull else None
     return pair.d.decode(attempt_id, tokens, params, handle, resume=resume, **more)
 
 
@@ -111,6 +111,24 @@ def test_a_text_is_the_same_wherever_it_is_cut(pair: Pair, pull: bool) -> None:
         first, resume = seam(undisturbed, k)
         rest = resumed(pair, tokens, params, resume, pull)
         assert_goes_on(undisturbed, first, rest)
+
+
+def test_kv_of_a_long_output_is_pulled(pair: Pair) -> None:
+    """Prompt and output take two blocks. The decode engine has the first one from the undisturbed answer, and pulls the
+    second one, which holds output alone.
+    """
+    tokens, params = pair.tokens(f"{STORY} Long ago."), {**GREEDY, "max_tokens": BLOCK + 24}
+    undisturbed = whole(pair, tokens, params)
+    first, resume = seam(undisturbed, BLOCK + 8)
+    attempt_id = f"resumed-{next(_number)}"
+    short = pair.p.prefill(f"{attempt_id}-prompt", tokens)
+    done = pair.p.prefill(attempt_id, tokens, resume)
+    pair.p.send(ReleaseKV(f"{attempt_id}-prompt"))
+    assert (short.prompt_tokens, done.prompt_tokens) == (len(tokens), len(tokens))
+    assert done.kv_bytes == 2 * short.kv_bytes
+    rest = pair.d.decode(attempt_id, tokens, params, done.handle, resume=resume)
+    assert_goes_on(undisturbed, first, rest)
+    assert pair.d.admitted(attempt_id).transfer_bytes == short.kv_bytes
 
 
 def test_a_cut_inside_a_character_leaves_no_trace(pair: Pair) -> None:

@@ -14,7 +14,18 @@ from typing import Any
 import msgspec
 import psutil
 
-from actors.wire.messages import Admitted, Decode, Failed, Message, Out, Prefill, PrefillDone, Status, Tokens
+from actors.wire.messages import (
+    Admitted,
+    Decode,
+    Failed,
+    Message,
+    Out,
+    Prefill,
+    PrefillDone,
+    Resume,
+    Status,
+    Tokens,
+)
 from tests.live.serving import PATIENCE_S
 
 HOST = Path(__file__).with_name("vllm_host.py")
@@ -90,8 +101,8 @@ class Engine:
             attempt_id,
         )
 
-    def prefill(self, attempt_id: str, tokens: list[int]) -> PrefillDone:
-        self.send(Prefill(attempt_id, tokens, {}, PATIENCE_S))
+    def prefill(self, attempt_id: str, tokens: list[int], resume: Resume | None = None) -> PrefillDone:
+        self.send(Prefill(attempt_id, tokens, {}, PATIENCE_S, resume=resume))
         done = self.wait_for(attempt_id, (PrefillDone, Failed))
         assert isinstance(done, PrefillDone), done
         return done

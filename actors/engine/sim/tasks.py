@@ -38,7 +38,8 @@ class PrefillTask:
     def __init__(self, config: SimEngineConfig, msg: Prefill, now_s: float) -> None:
         hashes, _ = check(config, msg)
         self.attempt_id = msg.attempt_id
-        self.seq = Sequence(len(msg.tokens), 0, hashes, msg.priority, prefill_only=True, owner=self)
+        tokens = len(msg.tokens) + (0 if msg.resume is None else msg.resume.n_tokens)
+        self.seq = Sequence(tokens, 0, hashes, msg.priority, prefill_only=True, owner=self)
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.received_s = self.admitted_s = now_s
         self.timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,7 @@ class DecodeTask:
         if msg.resume is not None and self.params.n != 1:
             raise Refused("bad_request", f"a resumed request is one choice, not {self.params.n}", param="n")
         self.prompt_hash = text.prompt_hash(msg.tokens)
-        self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
+        self.handle = None if msg.handle is None else self._read_handle(msg.handle, msg)
         self.msg, self.attempt_id = msg, msg.attempt_id
         # on the event loop's clock
         self.received_s = received_s
@@ -88,19 +89,20 @@ class DecodeTask:
         self.timer: asyncio.TimerHandle | None = None
         self.transfer: asyncio.TimerHandle | None = None
 
-    def _read_handle(self, handle: bytes, tokens: int) -> SimHandle:
+    def _read_handle(self, handle: bytes, msg: Decode) -> SimHandle:
         try:
             found = _handles.decode(handle)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Refused("unknown_handle", f"this is no handle of a sim engine: {error}", True) from None
-        if found.prompt_hash != self.prompt_hash or found.tokens != tokens:
+        most = 0 if msg.resume is None else msg.resume.n_tokens
+        if found.prompt_hash != self.prompt_hash or not 0 <= found.tokens - len(msg.tokens) <= most:
             raise Refused("unknown_handle", "the handle is of another prompt", True)
         return found
 
     def new_choice(self, max_model_len: int, mean_output_tokens: float | None) -> Sequence:
         """Returns the sequence of the next choice. With a handle the first choice reads the KV, and the others share
-        its blocks. A resumed choice starts with the tokens that another engine has generated, and their KV is computed
-        here. Raises Refused if they are not the beginning of this choice.
+        its blocks. A resumed choice starts with the tokens that another engine has generated. What the prefill engine
+        has not computed of their KV is computed here. Raises Refused if they are not the beginning of this choice.
         """
         params, tokens, resume = self.params, self.msg.tokens, self.msg.resume
         index = len(self.seqs) if resume is None else resume.choice
@@ -117,6 +119,8 @@ class DecodeTask:
         remote = not self.seqs and self.handle is not None
         seq = Sequence(len(tokens), length, self.hashes, self.msg.priority, remote=remote, owner=choice)
         seq.generated = 0 if resume is None else resume.n_tokens
+        if remote and self.handle is not None:
+            seq.remote_output = self.handle.tokens - len(tokens)
         self.seqs.append(seq)
         return seq
 

@@ -10,7 +10,9 @@ it so:
    runner V2 gets prompt and output of every new request. Model runner V1, which vLLM takes where there is no Triton (on
    CPUs) or on demand, starts a new request without output; `start_with_output` changes that in a worker.
 
-vLLM computes the KV of the k tokens together with what else of the request is neither cached nor pulled.
+The prefill engine computes the KV of the k tokens with the prompt's, so that no decode engine stands still for it, and
+the decode engine pulls both (`connector.scheduler`). vLLM computes what else of the request is neither cached nor
+pulled.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.inputs.engine import tokens_input
@@ -101,8 +101,9 @@ class TaskRunner:
         if not self._accepts("prefill", msg.attempt_id):
             return
         task = EngineTask("prefill", msg, lent=self._lent(msg))
+        output = () if msg.resume is None else msg.resume.token_ids
         try:
-            request = self._request(msg, self._prefill_params(task, msg))
+            request = self._request(msg, self._prefill_params(task, msg), output)
         except params.BadParameter as e:
             self._forgo(task)
             self._sink.failed(Failed(msg.attempt_id, "prefill", "bad_request", str(e), False, e.param))
@@ -202,11 +203,15 @@ class TaskRunner:
                 children[0].extra_args = {**(children[0].extra_args or {}), "kv_transfer_params": remote}
         return children
 
-    def _request(self, msg: Prefill | Decode, sampling: "SamplingParams") -> "EngineCoreRequest":
-        """Returns the request for vLLM. Raises BadParameter if vLLM refuses the prompt or a parameter."""
+    def _request(
+        self, msg: Prefill | Decode, sampling: "SamplingParams", output: Sequence[int] = ()
+    ) -> "EngineCoreRequest":
+        """Returns the request for vLLM, whose prompt ends with the `output` of another engine. Raises BadParameter if
+        vLLM refuses the prompt or a parameter.
+        """
         try:
             request = self._llm.input_processor.process_inputs(
-                msg.attempt_id, tokens_input(msg.tokens), sampling, supported_tasks=self._supported,
+                msg.attempt_id, tokens_input([*msg.tokens, *output]), sampling, supported_tasks=self._supported,
                 priority=msg.priority, data_parallel_rank=msg.dp_rank,
             )  # fmt: skip
         except params.REFUSALS as e:

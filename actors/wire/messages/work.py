@@ -6,9 +6,24 @@ from actors.wire.messages.base import Part, Wire
 from policies.request.stage import Task
 
 
+class Resume(Part, frozen=True):
+    """The part of choice `choice` that another engine has generated; its output goes on here.
+
+    `n_tokens` tokens came, with the ids `token_ids` (empty where the engine sends none), and the client has got the
+    first `chars` characters of their text. The engine computes what the prefill engine has not computed of their KV,
+    counts them as output (for limits, penalties, grammars and stop strings), and sends what follows: the text from
+    `chars` on, and later tokens.
+    """
+
+    choice: int
+    n_tokens: int
+    token_ids: list[int]
+    chars: int
+
+
 class Prefill(Wire, frozen=True):
-    """Computes the KV of `tokens` and holds it under a lease. The token that the engine samples at the end is
-    discarded.
+    """Computes the KV of `tokens`, and with `resume` that of output which another engine has generated, and holds it
+    under a lease. The token that the engine samples at the end is discarded.
 
     `timeout_s` counts from receipt; when it is over, the engine aborts the work and answers Failed(code="deadline").
     With `dp_rank` None the engine chooses the data-parallel rank.
@@ -29,20 +44,7 @@ class Prefill(Wire, frozen=True):
     dp_rank: int | None = None
     chat: bytes | None = None
     prefix: bytes | None = None
-
-
-class Resume(Part, frozen=True):
-    """The part of choice `choice` that another engine has generated; its output goes on here.
-
-    `n_tokens` tokens came, with the ids `token_ids` (empty where the engine sends none), and the client has got the
-    first `chars` characters of their text. The engine computes their KV anew, counts them as output (for limits,
-    penalties, grammars and stop strings), and sends what follows: the text from `chars` on, and later tokens.
-    """
-
-    choice: int
-    n_tokens: int
-    token_ids: list[int]
-    chars: int
+    resume: Resume | None = None
 
 
 class Decode(Wire, frozen=True):

@@ -156,7 +156,7 @@ async def test_the_messages_of_a_resumed_request() -> None:
     (decode,) = [message for name, message in play.heard if name == "e"]
     assert isinstance(decode, wire.Decode)
     chars = len(play.exchange.delivered[0])
-    assert decode.resume == wire.Resume(0, 7, list(IDS[0][:7]), chars)
+    assert prefill.resume == decode.resume == wire.Resume(0, 7, list(IDS[0][:7]), chars)
     assert (decode.tokens, decode.handle, decode.priority) == (PROMPT, b"h", -2)
     assert decode.params == {"seed": 3, "logprobs": 1, "max_tokens": 500}
     # the router counts what this attempt generates

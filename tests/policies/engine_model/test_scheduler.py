@@ -166,6 +166,25 @@ def test_remote_sequence_loads_then_decodes() -> None:
     assert m.pool.hits(hashes) == 2  # the loaded KV is now cached here
 
 
+@pytest.mark.parametrize(("remote_output", "computed"), [(0, 3), (2, 1), (3, 1)])
+def test_of_a_resumed_remote_sequence_only_the_kv_that_did_not_come_is_computed(
+    remote_output: int, computed: int
+) -> None:
+    """Of 8 prompt tokens and 3 of output. The last token is always computed: it gives the next one."""
+    m = model(size=4)
+    seq = Sequence(8, 5, remote=True, remote_output=remote_output)
+    seq.generated = 3
+    m.add(seq)
+    assert m.begin_step() is None
+    m.loaded(seq)
+    seconds, result = step(m)
+    assert seconds == pytest.approx(1.0 + 0.1 * computed)
+    assert result.decoded == result.started == [seq]
+    assert m.prefill_tokens_total == computed
+    assert m.generated(seq) == 4
+    assert step(m)[1].finished == [seq]
+
+
 def test_loaded_during_a_step_joins_the_next_one() -> None:
     m = model()
     a = Sequence(4, 5)

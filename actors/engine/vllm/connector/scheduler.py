@@ -33,6 +33,7 @@ from actors.engine.vllm.connector.lease_table import TABLE_SLOTS
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.prefix import borrows, decline, forget, unread
+from actors.engine.vllm.resume import output_before
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -175,7 +176,21 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             # A prefix is read once at most, and vLLM would wait for another read without end: this one was preempted
             # after its read, or declined.
             return 0, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matched, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if self._brings_output(request):
+            # vLLM reads prompts only, counts the cached tokens of prompts only, and asserts that there are no others
+            params = request.kv_transfer_params or {}
+            matched = min(params["remote_num_tokens"], request.num_tokens) - num_computed_tokens
+            matched, waits = (matched, True) if matched > 0 else (0, False)
+            request.prefill_stats = None
+        return matched, waits
+
+    def _brings_output(self, request: "Request") -> bool:
+        """Returns whether the KV that a resumed request is about to pull includes that of its first output tokens."""
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill") or not output_before(request.sampling_params):
+            return False
+        return (params.get("remote_num_tokens") or 0) > request.num_prompt_tokens
 
     def on_new_request(self, request: "Request") -> None:
         super().on_new_request(request)

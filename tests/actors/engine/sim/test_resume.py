@@ -8,7 +8,7 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
-from actors.wire.messages import Admitted, Decode, Failed, Out, Resume
+from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, PrefillDone, Resume
 from tests.actors.engine.rig import Node, Rig, until
 
 PROMPT = list(range(10, 60))
@@ -137,6 +137,40 @@ async def test_kv_of_the_resumed_tokens_is_computed_and_held(rig: Rig) -> None:
     assert d.engine.metrics().prefill_tokens == 40
     await outs(d, "r")
     assert len(d.client.outs("r")) == 40
+    await d.rests()
+    await p.rests()
+
+
+async def test_kv_of_output_that_the_prefill_engine_has_computed_is_pulled(rig: Rig) -> None:
+    """Of 50 tokens of prompt and 40 of output, of which the decode engine computes only the last."""
+    p = await node(rig, "p", "prefill")
+    d = await node(rig, "d", "decode", timing={"decode_base_s": 0.02})
+    prompt = await p.prefilled("prompt", PROMPT)
+    p.client.release("prompt")
+    resume = Resume(0, 40, [], 0)
+    p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, resume=resume))
+    done = await p.client.wait("r", PrefillDone)
+    assert done.kv_bytes * len(PROMPT) == prompt.kv_bytes * (len(PROMPT) + 40)
+    d.client.channel.send(Decode("r", PROMPT, {"max_tokens": 80}, done.handle, 60.0, resume=resume))
+    assert (await d.client.wait("r", Admitted)).transfer_bytes == done.kv_bytes
+    text = "".join(out.text for out in await outs(d, "r"))
+    other = await node(rig)
+    other.client.decode("whole", PROMPT, max_tokens=80)
+    assert "".join(out.text for out in await outs(other, "whole")).endswith(text)
+    assert d.engine.metrics().prefill_tokens == 1
+    await d.rests()
+    await p.rests()
+
+
+async def test_kv_of_more_output_than_there_is_is_that_of_another_prompt(rig: Rig) -> None:
+    p, d = await node(rig, "p", "prefill"), await node(rig, "d", "decode")
+    p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, resume=Resume(0, 3, [], 0)))
+    done = await p.client.wait("r", PrefillDone)
+    for attempt_id, resume in (("none", None), ("two", Resume(0, 2, [], 0))):
+        d.client.channel.send(Decode(attempt_id, PROMPT, {"max_tokens": 9}, done.handle, 60.0, resume=resume))
+        failed = await d.client.wait(attempt_id, Failed)
+        assert (failed.code, failed.retryable) == ("unknown_handle", True)
+    p.client.release("r")
     await d.rests()
     await p.rests()
 

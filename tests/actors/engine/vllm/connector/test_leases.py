@@ -14,6 +14,7 @@ from actors.engine.vllm.connector.lease_table import Source
 from actors.engine.vllm.connector.messages import SluiceStats
 from actors.engine.vllm.connector.scheduler import SluiceScheduler, flow_terms
 from actors.engine.vllm.connector.worker import SluiceWorker
+from actors.engine.vllm.resume import OUTPUT
 
 
 def lender(**left_s: float) -> Any:
@@ -85,3 +86,33 @@ def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow_of_its_place_in_the_que
     terms = flow_terms({"do_remote_decode": True, "remote_host": "a", DUE: 2.0}, now_s=0.0, before=3)
     assert (terms["stage"], terms["rli"]) == (1, 3)
     assert "due_s" not in terms
+
+
+def resumed(computed: int, remote: int, k: int = 150) -> tuple[int, bool, bool]:
+    """Returns (matched tokens, whether they are waited for, whether vLLM counts cached tokens) of a request of 20
+    prompt tokens and `k` of output, whose handle is for `remote` tokens.
+    """
+    scheduler: Any = object.__new__(SluiceScheduler)
+    scheduler.kv_recompute_threshold = 0
+    scheduler._prefill_backoff = lambda: 0
+    handle = {"do_remote_prefill": True, "remote_num_tokens": remote}
+    request: Any = SimpleNamespace(
+        kv_transfer_params=handle, prompt_token_ids=[1] * 20, num_prompt_tokens=20, num_tokens=20 + k,
+        sampling_params=SimpleNamespace(extra_args={OUTPUT: [2] * k} if k else {}), prefill_stats=object(),
+    )  # fmt: skip
+    matched, waits = scheduler.get_num_new_matched_tokens(request, computed)
+    return matched, waits, request.prefill_stats is not None
+
+
+def test_a_resumed_request_reads_the_kv_of_its_output_too() -> None:
+    assert resumed(0, 170) == (170, True, False)
+    assert resumed(128, 170) == (42, True, False)
+    assert resumed(170, 170) == (0, False, False)
+    # the lender has computed one token more than there are
+    assert resumed(0, 171) == (170, True, False)
+
+
+def test_without_output_in_the_handle_only_the_prompt_is_read() -> None:
+    assert resumed(0, 20) == (20, True, True)
+    assert resumed(0, 0) == (20, True, True)
+    assert resumed(0, 20, k=0) == (20, True, True)
