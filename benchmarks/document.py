@@ -22,7 +22,7 @@ from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
-from benchmarks.live.versus import ratio_of
+from benchmarks.live.versus import LIMIT, ratio_of
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
@@ -238,10 +238,6 @@ def _dtype(whole: Any) -> Iterator[Row]:
         yield Row(name, None, ratio.ratio, half_width=half_width, note=f"{has} instructions for bfloat16")
 
 
-MOST_COST = 1.02
-"""The aim for what a change of the code may cost: its interval is not wholly above this ratio."""
-
-
 def _versus(whole: Any) -> Iterator[Row]:
     for one in whole["ratios"]:
         yield Row(
@@ -249,8 +245,8 @@ def _versus(whole: Any) -> Iterator[Row]:
             None,
             one["ratio"],
             half_width=(one["high"] - one["low"]) / 2,
-            aim=f"not wholly above {MOST_COST:g}",
-            met=one["low"] <= MOST_COST,
+            aim=f"not wholly above {LIMIT:g}",
+            met=one["low"] <= LIMIT,
         )
 
 

@@ -2,7 +2,7 @@
 
 The ring keeps the decisions about all attempts of a request together, under the request's id. It keeps them packed,
 because a ring of Python objects would be most of what a router's memory grows by. Decisions are packed some at a time,
-which takes a third as long for each as packing one between other work, and not while a request waits.
+because a loop over many is cheaper for each than packing one between other work.
 """
 
 import bisect
@@ -33,7 +33,7 @@ PROBE = {"name": "probe of a quarantined worker (dispatcher)", "params": {}, "fo
 MOST_CANDIDATES = 65_536
 """Most ranked candidates in the ring, over all decisions. A decision without a ranking counts as one."""
 PACKED_TOGETHER = 64
-"""Number of decisions that are packed together, half a millisecond's work with one candidate each."""
+"""Number of decisions that are packed together. ASSUMPTION: few enough that no decision waits noticeably for it."""
 MOST_DECISIONS = 256
 """Most decisions about one request that the ring holds; a request that is retried without end drops its oldest."""
 

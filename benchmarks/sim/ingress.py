@@ -5,7 +5,6 @@ turns what engines and router do into events of that life. The live ingress uses
 the same. The simulation deviates in these points:
 
 - Engines fail only where a test has them fail (`Ingress.engine_fails`), and the next engine takes new work at once.
-- The KV of resumed output is computed with the prompt; live the decode engine computes it.
 - The router is never away, no client leaves, a request has one choice, and there is one ingress.
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.

@@ -1,4 +1,4 @@
-"""The reducer's mutable records: a live request with its charges, and a worker's charges with their frozen view.
+"""The reducer's mutable records: a live request with its charges, and a worker's charges with their view.
 
 Only `ledger` and the handlers of events use them. A table in the docstring of `ledger` lists the charges of each stage.
 """
@@ -249,7 +249,7 @@ class Load:
 
 
 def view_of(load: Load) -> Worker:
-    """Returns a worker's frozen view. The values are passed in the order of Worker's fields."""
+    """Returns a worker's view. The values are passed in the order of Worker's fields."""
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     up, status = load.up, load.status

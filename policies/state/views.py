@@ -1,4 +1,4 @@
-"""Frozen views: all that a policy may read. `ClusterState.snapshot` builds them; snapshots share equal parts."""
+"""Views: all that a policy may read, as records. `ClusterState.snapshot` builds them; snapshots share equal parts."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Records: what they share with frozen dataclasses, and what they cost."""
+"""Tests of what records share with frozen dataclasses."""
 
 import dataclasses
 import pickle

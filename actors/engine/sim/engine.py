@@ -512,7 +512,7 @@ class SimEngine:
         queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(
             PrefillDone(
-                task.attempt_id, _encode(handle), seq.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,
+                task.attempt_id, _encode(handle), task.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,
                 compute_s, kv_bytes,
             )
         )  # fmt: skip

@@ -33,12 +33,13 @@ class Refused(Exception):
 class PrefillTask:
     """A prefill until its KV is leased. The constructor raises Refused if the engine cannot serve the request."""
 
-    __slots__ = ("admitted_s", "attempt_id", "prompt_hash", "received_s", "seq", "timer")
+    __slots__ = ("admitted_s", "attempt_id", "prompt_hash", "prompt_tokens", "received_s", "seq", "timer")
 
     def __init__(self, config: SimEngineConfig, msg: Prefill, now_s: float) -> None:
         hashes, _ = check(config, msg)
         self.attempt_id = msg.attempt_id
-        tokens = len(msg.tokens) + (0 if msg.resume is None else msg.resume.n_tokens)
+        self.prompt_tokens = len(msg.tokens)
+        tokens = self.prompt_tokens + (0 if msg.resume is None else msg.resume.n_tokens)
         self.seq = Sequence(tokens, 0, hashes, msg.priority, prefill_only=True, owner=self)
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.received_s = self.admitted_s = now_s

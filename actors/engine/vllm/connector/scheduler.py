@@ -74,6 +74,14 @@ class Pace:
         return min(LONGEST_PAUSE_S, (now_s - self._quiet_since_s) * PAUSE_GROWTH)
 
 
+def _brought(request: "Request") -> int:
+    """Returns the number of tokens whose KV a resumed request is about to pull; 0 for any other request."""
+    params = request.kv_transfer_params
+    if not params or not params.get("do_remote_prefill") or not output_before(request.sampling_params):
+        return 0
+    return min(params.get("remote_num_tokens") or 0, request.num_tokens)
+
+
 class SluiceScheduler(NixlPullConnectorScheduler):
     """vLLM's pull scheduler, which also numbers the leases and passes releases and renewals on to the
     workers."""
@@ -176,21 +184,12 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             # A prefix is read once at most, and vLLM would wait for another read without end: this one was preempted
             # after its read, or declined.
             return 0, False
-        matched, waits = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if self._brings_output(request):
+        brought = _brought(request)
+        if brought > request.num_prompt_tokens:
             # vLLM reads prompts only, counts the cached tokens of prompts only, and asserts that there are no others
-            params = request.kv_transfer_params or {}
-            matched = min(params["remote_num_tokens"], request.num_tokens) - num_computed_tokens
-            matched, waits = (matched, True) if matched > 0 else (0, False)
             request.prefill_stats = None
-        return matched, waits
-
-    def _brings_output(self, request: "Request") -> bool:
-        """Returns whether the KV that a resumed request is about to pull includes that of its first output tokens."""
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill") or not output_before(request.sampling_params):
-            return False
-        return (params.get("remote_num_tokens") or 0) > request.num_prompt_tokens
+            return max(0, brought - num_computed_tokens), brought > num_computed_tokens
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def on_new_request(self, request: "Request") -> None:
         super().on_new_request(request)

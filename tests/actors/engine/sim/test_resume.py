@@ -150,6 +150,7 @@ async def test_kv_of_output_that_the_prefill_engine_has_computed_is_pulled(rig: 
     resume = Resume(0, 40, [], 0)
     p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, resume=resume))
     done = await p.client.wait("r", PrefillDone)
+    assert done.prompt_tokens == len(PROMPT)
     assert done.kv_bytes * len(PROMPT) == prompt.kv_bytes * (len(PROMPT) + 40)
     d.client.channel.send(Decode("r", PROMPT, {"max_tokens": 80}, done.handle, 60.0, resume=resume))
     assert (await d.client.wait("r", Admitted)).transfer_bytes == done.kv_bytes
