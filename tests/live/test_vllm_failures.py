@@ -29,6 +29,8 @@ from tests.live.vllm_client import Engine
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 STALL_S = 6.0
+HANG_S = 30.0
+"""Limit of a start that hangs, which is enough to make the core's process on a busy machine."""
 REPLACE_AFTER = 3.0
 READ_TIMEOUT_S = 4.0
 HOLD_READS_S = 3.0
@@ -131,6 +133,38 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
             async with asyncio.timeout(PATIENCE_S):
                 await host.wait()
         log.close()
+    assert still_running(children, timeout_s=60) == []
+
+
+async def test_a_core_that_never_answers_fails_the_start(tmp_path: Path) -> None:
+    """The core hangs before it loads the model. The log has its stack, and no process is left."""
+    options = config("h", "colocated", 0, start_limit_s=HANG_S)
+    own = {key: options.pop(key) for key in ("engine_id", "role")}
+    path = f"{Path(__file__).with_name('hanging_core')}{os.pathsep}{ROOT}"
+    with (tmp_path / "h.log").open("wb") as log:
+        host = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "actors.engine.host", "--kind", "vllm", "--id", own["engine_id"],
+            "--role", own["role"], "--listen", f"unix:{tmp_path}/h.sock", "--config", json.dumps(options),
+            stdout=asyncio.subprocess.PIPE, stderr=log,
+            env={**os.environ, "PYTHONPATH": path, "SLUICE_TEST_HANGING_CORE": "1"},
+        )  # fmt: skip
+        children: list[psutil.Process] = []
+        try:
+            async with asyncio.timeout(START_S + HANG_S):
+                while host.returncode is None:
+                    children += psutil.Process(host.pid).children(recursive=True)
+                    await asyncio.sleep(0.5)
+        except psutil.NoSuchProcess:
+            await host.wait()
+        finally:
+            if host.returncode is None:
+                host.kill()
+                await host.wait()
+    said = (tmp_path / "h.log").read_text()
+    assert host.returncode == 1, said[-3000:]
+    assert "set start_limit_s" in said
+    assert said.count("Current thread") > 1, said  # this one's is the first, the core's may still import
+    assert children
     assert still_running(children, timeout_s=60) == []
 
 

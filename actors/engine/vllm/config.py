@@ -71,9 +71,10 @@ class VllmEngineConfig:
     engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
     or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
-    step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. With
-    `data_parallel_size` above 1 the router places requests on single ranks; this was written from vLLM's source and has
-    not been run (it takes an engine core a rank).
+    step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. A
+    start that takes longer than `start_limit_s` fails, and Serve makes another replica
+    (`actors.engine.vllm.start_limit`). With `data_parallel_size` above 1 the router places requests on single ranks;
+    this was written from vLLM's source and has not been run (it takes an engine core a rank).
     """
 
     engine_id: str
@@ -106,6 +107,7 @@ class VllmEngineConfig:
     trust_remote_code: bool = False
     warm_up: bool = True
     kv_events: bool = True
+    start_limit_s: float = 900.0
     stall_s: float | None = None
     replace_after_stalls: float = 3.0
     connector_args: Mapping[str, Any] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class VllmEngineConfig:
         share = self.gpu_memory_utilization
         _require(share is None or 0 < share <= 1, f"gpu_memory_utilization must be in (0, 1], got {share}")
         _require(self.stall_s is None or self.stall_s > 0, f"stall_s must be above 0, got {self.stall_s}")
+        _require(self.start_limit_s > 0, f"start_limit_s must be above 0, got {self.start_limit_s}")
         _require(
             self.replace_after_stalls > 1,
             f"replace_after_stalls must be above 1, got {self.replace_after_stalls}",

@@ -20,6 +20,7 @@ from actors.engine.vllm.config import VllmEngineConfig, resolve_stall_s
 from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
+from actors.engine.vllm.start_limit import within
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
 from actors.engine.watchdog import StallLimits
 from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, KVRenewed, Prefill, Role, Status
@@ -79,10 +80,13 @@ class VllmEngine:
 
     async def start(self, sink: Sink) -> None:
         """Starts the engine's processes, loads the model and warms up, which takes about a minute. Raises vLLM's
-        error.
+        error, or StartTimeoutError after `start_limit_s`.
         """
         self._sink = sink
         self._clock = PhaseClock()
+        await within(self._config.start_limit_s, self._start())
+
+    async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         llm = await loop.run_in_executor(self._starter, launch, self._config, self._ledger, self._clock)
         self._llm = llm
@@ -106,7 +110,7 @@ class VllmEngine:
         self._info = describe(self._config, llm, hellos)
         self._rank_blocks = self._info.kv_blocks // ranks
         block_bytes = sum(hello.kv_block_bytes for hello in hellos) // ranks
-        self._runner = TaskRunner(self._config, llm, sink, tools, supported, self._leases, block_bytes)
+        self._runner = TaskRunner(self._config, llm, self._sink, tools, supported, self._leases, block_bytes)
         limits = StallLimits(resolve_stall_s(self._config), self._config.replace_after_stalls)
         self._watch = CoreWatch(llm, limits)
         self._watch.start()

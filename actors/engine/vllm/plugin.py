@@ -24,6 +24,7 @@ of a CPU engine therefore sleep until a message wakes them, or for a millisecond
 """
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -44,6 +45,10 @@ RECENT_S = 1.0
 # transformers imports these if they are installed, for functions that no engine calls. Together with what they import
 # (scipy, pandas) they take a quarter of vLLM's import time.
 UNNEEDED = ("sklearn",)
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Signal at which a process of an engine writes the stacks of its threads to its standard error. Neither vLLM nor Ray
+uses it."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
@@ -91,6 +96,7 @@ def in_spawned_child() -> None:
     owner = os.environ.get(PARENT_ENV, "")
     if owner.isdigit():
         die_with_parent(int(owner))
+        write_stacks_at_signal()
     for package in UNNEEDED:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
@@ -106,6 +112,7 @@ def register() -> None:
     if not owner.isdigit() or int(owner) == os.getpid():
         return
     die_with_parent(int(owner))
+    write_stacks_at_signal()
     nap_instead_of_spinning()
     if os.environ.get(FORK_ENV):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
@@ -124,6 +131,12 @@ def die_with_parent(owner: int) -> None:
         )
     if not _alive(owner):
         os._exit(_ORPHANED)
+
+
+def write_stacks_at_signal() -> None:
+    """Makes this process, and those that it forks, write their stacks at `DUMP_SIGNAL`. Idempotent."""
+    if sys.__stderr__ is not None:
+        faulthandler.register(DUMP_SIGNAL, file=sys.__stderr__, all_threads=True, chain=False)
 
 
 def nap_instead_of_spinning() -> None:
