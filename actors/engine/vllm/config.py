@@ -107,7 +107,7 @@ class VllmEngineConfig:
     trust_remote_code: bool = False
     warm_up: bool = True
     kv_events: bool = True
-    start_limit_s: float = 900.0
+    start_limit_s: float = 600.0
     stall_s: float | None = None
     replace_after_stalls: float = 3.0
     connector_args: Mapping[str, Any] = field(default_factory=dict)
