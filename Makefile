@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ setup: ## make the environment (about a minute; nothing to do afterwards)
 
 setup-cuda: ## the same with the CUDA engine, for machines with NVIDIA GPUs (not together with `setup` in one VENV)
 	@scripts/setup.sh cuda
+
+setup-browser: ## install Debian's chromium for the tests of the dashboard's page (root; else it says how)
+	@scripts/setup_browser.sh
 
 serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 	@exec scripts/serve.sh

@@ -47,8 +47,13 @@ def requirements(lines: list[str]) -> dict[str, list]:
 
 def python_files(*packages: str) -> set[str]:
     """Paths of the packages' tracked Python files."""
+    return tracked(*(f"{package}/*.py" for package in packages))
+
+
+def tracked(*patterns: str) -> set[str]:
+    """Paths of the tracked files that fit the patterns."""
     listed = subprocess.run(
-        ["git", "ls-files", "--", *(f"{package}/*.py" for package in packages)],
+        ["git", "ls-files", "--", *patterns],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -100,6 +105,8 @@ def test_the_sdk_wheel_holds_the_package_sluice_and_nothing_else(wheels: dict[st
 def test_the_server_wheel_holds_every_package_but_the_sdk(wheels: dict[str, zipfile.ZipFile]) -> None:
     ours = python_files("app", "actors", "policies", "predictors", "benchmarks")
     assert code_of(wheels["sluice_server"]) == ours
+    page = {name for name in wheels["sluice_server"].namelist() if name.startswith("app/dashboard/static/")}
+    assert page == tracked("app/dashboard/static")
     data = {name for name in wheels["sluice_server"].namelist() if name.endswith(".json")}
     assert "app/profile/heatmaps/vllm-cpu_smollm2.json" in data
     assert not any(name.startswith("benchmarks/results/") for name in data)

@@ -1,0 +1,257 @@
+// Control: policies, numbers of engines, single engines. Each change shows before and after, asks, and can be undone.
+
+import { html, useEffect, useState } from "../lib.js";
+import { get, post, put } from "../api.js";
+import { differences, same, textOf, typeOf, valueOf } from "../forms.js";
+import { stateOf } from "../feed.js";
+import { useFeed } from "../live.js";
+import { Absent, BeforeAfter, Dialog, Empty, Message, Panel, Read, Role, State, Table, Tabs, WatchOnly, WATCH_ONLY, useChange, useRead } from "../ui.js";
+import { NONE, count, dateClock, seconds, short, words } from "../format.js";
+
+const STAGES = [["prefill", "Prefill"], ["decode", "Decode"], ["flow", "Flow"], ["dispatch", "Dispatcher"]];
+
+export function Control({ role }) {
+  const [done, setDone] = useState(0); // grows with each change, so that what it changed is read again
+  const may = role === "admin";
+  const [last, setLast] = useState(null);
+  const changed = (change) => {
+    setLast(change);
+    setDone((n) => n + 1);
+  };
+  return html`<${WatchOnly} role=${role} />
+    ${last && html`<${Message} level="ok">Done: ${last.what}. The audit log below can undo it.<//>`}
+    <div class="control">
+      <${Policies} may=${may} done=${done} onChanged=${changed} />
+      <div class="stack">
+        <${Scaling} may=${may} done=${done} onChanged=${changed} />
+        <${OneEngine} may=${may} onChanged=${changed} />
+      </div>
+      <${Audit} may=${may} done=${done} onChanged=${changed} />
+    </div>`;
+}
+
+// Asks about a change, makes it, and shows what the server says if it refuses. `ask` is {title, changes, text, confirm, danger, act}.
+function Ask({ ask, onClose, onChanged }) {
+  const [busy, error, run] = useChange();
+  const confirm = async () => {
+    const answer = await run(ask.act);
+    if (answer !== undefined) {
+      onClose();
+      onChanged({ what: ask.title });
+    }
+  };
+  return html`<${Dialog} title=${ask.title} confirm=${ask.confirm} danger=${ask.danger} busy=${busy} error=${error} onConfirm=${confirm} onClose=${onClose}>
+    ${ask.text && html`<p>${ask.text}</p>`}
+    ${ask.changes && html`<${BeforeAfter} changes=${ask.changes.map(([what, before, after]) => [what, show(before), show(after)])} />`}
+  <//>`;
+}
+
+const show = (value) => (value === undefined ? "not set" : short(value, 90));
+
+// --------------------------------------------------------------------------------------------------------- policies
+
+function Policies({ may, done, onChanged }) {
+  const read = useRead(() => get("/api/policy"), done);
+  const [stage, setStage] = useState("prefill");
+  return html`<${Panel} title="Policies" name="policies" actions=${html`<${Tabs} tabs=${STAGES} at=${stage} onChange=${setStage} label="Stage" />`}>
+    <${Read} read=${read} what="Asking the router">${(policy) => {
+      if (stage === "dispatch") {
+        return html`<${ParameterForm} key=${JSON.stringify(policy.dispatch)} stage="dispatch" current=${{ params: policy.dispatch }} may=${may} onChanged=${onChanged} />`;
+      }
+      if (!policy[stage]) return html`<${Absent} what="KV transfers are not scheduled." why="There is no flow agent: set flow in the configuration to have transfers ordered." />`;
+      return html`<${ParameterForm} key=${stage + JSON.stringify(policy[stage])} stage=${stage} current=${policy[stage]} available=${policy.available?.[stage] ?? {}} may=${may} onChanged=${onChanged} />`;
+    }}<//>
+  <//>`;
+}
+
+function ParameterForm({ stage, current, available, may, onChanged }) {
+  const [name, setName] = useState(current.name);
+  const [texts, setTexts] = useState({});
+  const [problem, setProblem] = useState(null);
+  const [ask, setAsk] = useState(null);
+  const chosen = available ? available[name] ?? current : current;
+  const defaults = available?.[name]?.params ?? current.params;
+  const inUse = name === current.name ? current.params : defaults; // what the policy begins with, before anything is typed
+  const isDirty = name !== current.name || Object.entries(texts).some(([key, text]) => text !== textOf(inUse[key]));
+
+  const choose = (other) => {
+    setName(other);
+    setTexts({});
+    setProblem(null);
+  };
+  const review = (event) => {
+    event.preventDefault();
+    let params;
+    try {
+      params = Object.fromEntries(Object.keys(inUse).map((key) => [key, key in texts ? valueOf(texts[key], typeOf(defaults[key] ?? inUse[key]), key) : inUse[key]]));
+    } catch (error) {
+      setProblem(error.message);
+      return;
+    }
+    setProblem(null);
+    const changes = name !== current.name ? [[`${stage} policy`, current.name, name]] : [];
+    for (const [key, value] of Object.entries(params)) if (!same(value, inUse[key])) changes.push([`${stage}.${key}`, inUse[key], value]);
+    if (!changes.length) {
+      setProblem("Nothing differs from what is in use.");
+      return;
+    }
+    const body = available
+      ? { [stage]: { name, params: Object.fromEntries(Object.entries(params).filter(([key, value]) => !same(value, defaults[key]))) } }
+      : { dispatch: Object.fromEntries(Object.entries(params).filter(([key, value]) => !same(value, inUse[key]))) };
+    setAsk({
+      title: available ? `Change the ${stage} policy` : "Change the dispatcher's limits", changes, confirm: "Change",
+      text: "It holds from the next decision on, until the router restarts.", act: () => put("/api/policy", body),
+    });
+  };
+  return html`<form onSubmit=${review} class="params-form">
+    ${available && html`<label class="field">Policy <select aria-label="Policy" value=${name} disabled=${!may} title=${may ? undefined : WATCH_ONLY} onChange=${(e) => choose(e.target.value)}>
+      ${Object.keys(available).sort().map((one) => html`<option key=${one} value=${one}>${one}${one === current.name ? " (in use)" : ""}</option>`)}</select></label>`}
+    ${chosen.formula && html`<p class="formula-line mono">${chosen.formula}</p>`}
+    ${Object.keys(inUse).length === 0 ? html`<${Empty}>This policy has no parameters.<//>` : html`<div class="table-box" tabindex="0" role="group" aria-label="Parameters"><table class="params">
+      <thead><tr><th scope="col">Parameter</th><th scope="col">Type</th><th scope="col" class="n">${available ? "Default" : "In use"}</th><th scope="col">Value</th></tr></thead>
+      <tbody>${Object.keys(inUse).map((key) => html`<${Parameter} key=${`${name} ${key}`} name=${key} value=${inUse[key]} fallback=${defaults[key]} text=${texts[key]} may=${may}
+        onInput=${(text) => setTexts({ ...texts, [key]: text })} />`)}</tbody></table></div>`}
+    ${problem && html`<${Message} level="error">${problem}<//>`}
+    <div class="buttons">
+      <button type="button" disabled=${!isDirty} onClick=${() => choose(current.name)}>Reset</button>
+      <button type="submit" class="primary" disabled=${!may || !isDirty} title=${may ? undefined : WATCH_ONLY}>Review the change</button>
+    </div>
+    ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
+  </form>`;
+}
+
+function Parameter({ name, value, fallback, text, may, onInput }) {
+  const type = typeOf(fallback ?? value);
+  const shown = text ?? textOf(value);
+  const differs = shown !== textOf(fallback), typed = text !== undefined && text !== textOf(value);
+  const props = { "aria-label": name, disabled: !may, title: may ? undefined : WATCH_ONLY };
+  return html`<tr class=${typed && "typed"}><th scope="row" class="mono">${name}</th><td class="note">${type}</td><td class="n note">${short(fallback, 24)}</td>
+    <td class=${differs && "differs"}>${type === "true or false"
+      ? html`<select ...${props} value=${shown} onChange=${(e) => onInput(e.target.value)}><option value="true">true</option><option value="false">false</option></select>`
+      : html`<input ...${props} class="mono" value=${shown} inputmode=${type === "number" ? "decimal" : undefined} onInput=${(e) => onInput(e.target.value)} />`}</td></tr>`;
+}
+
+// ---------------------------------------------------------------------------------------------------------- scaling
+
+function Scaling({ may, done, onChanged }) {
+  const read = useRead(() => get("/api/scale"), done, 5000);
+  const [wanted, setWanted] = useState({});
+  const [plan, setPlan] = useState(null);
+  const [ask, setAsk] = useState(null);
+  const [busy, error, run] = useChange();
+  useEffect(() => {
+    setWanted({});
+    setPlan(null);
+  }, [done]);
+  if (read.error?.status === 404) return html`<${Panel} title="Numbers of engines"><${Absent} what="No autoscaler runs, so numbers are those of the configuration." why=${read.error.message} /><//>`;
+  return html`<${Panel} title="Numbers of engines"><${Read} read=${read} what="Asking the autoscaler">${(scale) => {
+    const present = (group) => group.wanted ?? group.active;
+    const counts = Object.fromEntries(Object.entries(wanted).filter(([, text]) => text.trim() !== "").map(([name, text]) => [name, Number(text)]));
+    const bad = Object.values(counts).some((n) => !Number.isInteger(n) || n < 0);
+    const dry = async () => {
+      const answer = await run(() => put("/api/scale", { ...(Object.keys(counts).length ? { counts } : {}), plan: true }));
+      if (answer) setPlan(answer);
+    };
+    const set = () => setAsk({
+      title: "Set numbers of engines", confirm: "Set", act: () => put("/api/scale", { counts }),
+      text: "These numbers rule until the policy decides again; the group's bounds hold.",
+      changes: Object.entries(counts).map(([name, n]) => [name, present(scale.groups.find((group) => group.name === name)), n]),
+    });
+    const auto = () => setAsk({
+      title: "Let the scaling policy decide", confirm: "Let it decide", act: () => put("/api/scale", { mode: "auto" }),
+      changes: [["mode", scale.mode, "auto"]],
+    });
+    return html`
+      <p class="facts"><span>mode <b>${scale.mode}</b>${scale.by && html` <span class="note">by ${scale.by}</span>`}</span><span>policy <b>${scale.policy?.name ?? NONE}</b></span>
+        ${scale.phase && html`<span>phase <b>${scale.phase}</b></span>`}<span class="note">observed ${scale.observed_for_s === null ? "never" : `${seconds(scale.observed_for_s)} ago`}</span></p>
+      ${scale.held && html`<${Message} level="warn">Held: ${scale.held}<//>`}
+      <div class="table-box" tabindex="0" role="group" aria-label="Groups"><table>
+        <thead><tr><th scope="col">Group</th><th scope="col">Role</th><th scope="col" class="n">Bounds</th><th scope="col" class="n">Warm pool</th><th scope="col" class="n">Replicas</th><th scope="col" class="n">Active</th>
+          <th scope="col" class="n">Warm</th><th scope="col" class="n">Starting</th><th scope="col" class="n">Draining</th><th scope="col">Set to</th></tr></thead>
+        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th><td><${Role} role=${group.role} /></td><td class="n">${group.min}–${group.max}</td><td class="n">${count(group.keeps_warm)}</td>
+          <td class="n">${count(group.replicas)}</td><td class="n">${count(group.active)}</td><td class="n">${count(group.warm)}</td><td class="n">${count(group.starting)}</td><td class="n">${count(group.draining)}</td>
+          <td><input class="count" inputmode="numeric" aria-label=${`engines of ${group.name}`} disabled=${!may} title=${may ? undefined : WATCH_ONLY} placeholder=${String(present(group))}
+            value=${wanted[group.name] ?? ""} onInput=${(e) => setWanted({ ...wanted, [group.name]: e.target.value })} /></td></tr>`)}</tbody></table></div>
+      <p class="note">Bounds and the warm pool's size are set in the configuration (engines[].scaling). Single engines can be made warm or active below.</p>
+      ${(error || bad) && html`<${Message} level="error">${bad ? "A number of engines is a whole number." : error}<//>`}
+      <div class="buttons">
+        <button type="button" disabled=${busy || bad || !may} title=${may ? "Shows the plan and changes nothing" : WATCH_ONLY} onClick=${dry}>Plan only</button>
+        <button type="button" disabled=${!may || scale.mode === "auto"} title=${may ? undefined : WATCH_ONLY} onClick=${auto}>Let the policy decide</button>
+        <button type="button" class="primary" disabled=${!may || bad || !Object.keys(counts).length} title=${may ? undefined : WATCH_ONLY} onClick=${set}>Set these numbers</button>
+      </div>
+      <${Plan} scale=${plan ?? scale} dry=${plan !== null} />
+      ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}`;
+  }}<//><//>`;
+}
+
+function Plan({ scale, dry }) {
+  const plan = scale.plan;
+  return html`<div class="plan" aria-label="Plan" role="region">
+    <h3>${dry ? "Plan, if these numbers were set (nothing is changed)" : "Plan in force"}</h3>
+    ${plan ? html`<p>${Object.entries(plan.serving).filter(([, n]) => n > 0).map(([role, n]) => `${n} ${role}`).join(", ") || "no engine"} to serve, ${count(plan.warm)} warm.</p>` : html`<p class="note">There is no plan yet.</p>`}
+    <ul>${plan?.moves.map((move, n) => html`<li key=${`m${n}`}><b>${move.way}</b> ${move.engine || "one more"} <span class="note">(${move.role})</span></li>`)}
+      ${plan?.engines.map((order) => html`<li key=${`o ${order.engine}`}><b>order</b> ${order.engine}: ${order.role}, ${order.duty}</li>`)}
+      ${Object.entries(plan?.replicas ?? {}).map(([name, n]) => html`<li key=${`r ${name}`}><b>order</b> ${name}: ${n} replicas</li>`)}
+      ${scale.reasons.map((reason, n) => html`<li key=${`w${n}`} class="reason"><b>because</b> ${reason}</li>`)}
+      ${scale.notes.map((note, n) => html`<li key=${`n${n}`}><b>note</b> ${note}</li>`)}</ul>
+  </div>`;
+}
+
+// ------------------------------------------------------------------------------------------------------- one engine
+
+const ROLE_NAMES = ["prefill", "decode", "colocated"];
+
+function OneEngine({ may, onChanged }) {
+  const feed = useFeed();
+  const [id, setId] = useState("");
+  const [ask, setAsk] = useState(null);
+  const ids = feed.groups().flatMap((group) => group.ids);
+  const engine = feed.engines.get(id);
+  const path = `/api/engines/${encodeURIComponent(id)}`;
+  const duty = engine?.duty === "warm" ? "active" : "warm";
+  const disabled = !may || !engine;
+  const why = may ? undefined : WATCH_ONLY;
+  return html`<${Panel} title="One engine">
+    <label class="field">Engine <input aria-label="Engine" list="engine-ids" value=${id} placeholder="choose or type an id" onInput=${(e) => setId(e.target.value)} />
+</label>
+    <datalist id="engine-ids">${ids.map((one) => html`<option key=${one} value=${one}></option>`)}</datalist>
+    ${engine ? html`<p class="facts"><${Role} role=${engine.role} home=${engine.home_role} /><${State} state=${stateOf(engine)} /><span class="live">${count(engine.running)} running, ${count(engine.waiting)} waiting, ${count(engine.leases)} leases</span></p>`
+      : html`<p class="note">${id ? `There is no engine ${short(id, 40)}.` : "Choose an engine to change its role or duty, or to drain it."}</p>`}
+    <div class="buttons left">
+      <label class="inline">Role <select aria-label="Role" disabled=${disabled} title=${why} value=${engine?.role ?? ""} onChange=${(e) => {
+        const role = e.target.value;
+        e.target.value = engine.role;
+        setAsk({ title: `Change the role of ${id}`, confirm: "Change", changes: [["role", engine.role, role]], text: "Its running work goes on; new work comes for the new role.", act: () => put(path, { role }) });
+      }}>${!engine && html`<option value=""></option>`}${ROLE_NAMES.map((role) => html`<option key=${role} value=${role}>${role}</option>`)}</select></label>
+      <button type="button" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: duty === "warm" ? `Make ${id} warm` : `Activate ${id}`, confirm: duty === "warm" ? "Make warm" : "Activate",
+        changes: [["duty", engine.duty, duty]], act: () => put(path, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
+      <button type="button" class="danger" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["state", stateOf(engine), "draining"]],
+        text: "It takes no new work. What runs there may end; what is left goes on at another engine.", act: () => post(`${path}/drain`) })}>Drain</button>
+    </div>
+    ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
+  <//>`;
+}
+
+// ------------------------------------------------------------------------------------------------------------ audit
+
+function Audit({ may, done, onChanged }) {
+  const read = useRead(() => get("/api/audit"), done, 10000);
+  const [ask, setAsk] = useState(null);
+  return html`<${Panel} title="Audit log" wide=${true}><${Read} read=${read} what="Reading the log">${({ changes }) => html`
+    <${Table} label="Audit log" empty="Nothing has been changed from here since the dashboard started." columns=${[
+      { name: "at", title: "At" }, { name: "who", title: "Who" }, { name: "what", title: "What" }, { name: "change", title: "Before → after", class: "wide-cell" }, { name: "undo", title: "Undo" }]}
+      rows=${[...changes].sort((a, b) => b.at - a.at).map((one) => {
+        const leaves = differences(one.before, one.after);
+        return {
+          key: one.id, at: dateClock(one.at), who: one.who, what: words(one.what), class: one.undone && "undone",
+          change: leaves.length === 0 ? NONE : html`<ul class="leaves">${leaves.slice(0, 6).map(([path, before, after]) => html`<li key=${path}>${path && html`<span class="mono">${path}</span> `}<span class="before">${show(before)}</span> → <span class="after">${show(after)}</span></li>`)}
+            ${leaves.length > 6 && html`<li class="note">and ${leaves.length - 6} more</li>`}</ul>`,
+          undo: one.undone ? html`<span class="note">undone</span>` : one.can_undo
+            ? html`<button type="button" disabled=${!may} title=${may ? undefined : WATCH_ONLY} onClick=${() => setAsk({ title: `Undo: ${words(one.what)}`, confirm: "Undo",
+                changes: leaves.slice(0, 12).map(([path, before, after]) => [path || words(one.what), after, before]), act: () => post("/api/undo", { id: one.id }) })}>Undo</button>`
+            : html`<span class="note">cannot be undone</span>`,
+        };
+      })} />`}<//>
+    ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
+  <//>`;
+}

@@ -1,0 +1,533 @@
+"""The dashboard's page in a real browser, over the development server: what it shows, refuses and survives."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.browsing import VIEWS, Opened, browser, needs_chromium, open_page
+from tests.dashboard.server import Server
+from tests.dashboard.synthetic import Cluster
+
+pytestmark = [pytest.mark.browser, needs_chromium, pytest.mark.timeout(300)]
+
+SERIOUS = ("serious", "critical")
+
+Serve = Callable[..., Server]
+Opening = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    """Starts development servers; `serve(size, period_s=.., **how)` takes what `Cluster` takes, too."""
+    started: list[Server] = []
+
+    def start(size: int = 16, period_s: float = 0.5, model: str = "smollm2", **how: Any) -> Server:
+        server = Server(Cluster(size, **how), period_s=period_s, model=model)
+        server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def opening(chromium: Browser) -> Iterator[Callable[..., Opened]]:
+    """Opens pages; at the end none of them may have said anything on its console, or asked another host."""
+    opened: list[Opened] = []
+
+    def one(server: Server, **how: Any) -> Opened:
+        opened.append(open_page(chromium, server.url, **how))
+        return opened[-1]
+
+    yield one
+    for page in opened:
+        said, foreign = page.said, page.foreign
+        page.close()
+        assert (said, foreign) == ([], [])
+
+
+def until(condition: Callable[[], bool], what: str, page: Page, timeout_s: float = 20.0) -> None:
+    """Waits for something outside the page, while the page goes on."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        page.wait_for_timeout(50)
+
+
+def axe(page: Page) -> list[str]:
+    """Returns the serious findings of axe-core about what the page shows now."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:160]}"
+        for one in found
+        if one["impact"] in SERIOUS
+        for node in one["nodes"]
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- every view
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_every_view_is_drawn_without_complaint(
+    serve: Serve, opening: Opening, theme: str, width: int
+) -> None:
+    server = serve()
+    opened = opening(server, theme=theme, width=width)
+    page = opened.page
+    for view in VIEWS:
+        rest = server.cluster.worst[0]["id"] if view == "requests" else ""
+        opened.go(view, rest)
+        page.wait_for_timeout(600)
+        assert axe(page) == [], view
+        too_wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert too_wide <= 0, view
+        assert opened.said == [], view
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(re.findall(r"\d+", background)[0])
+    assert (red < 60) == (theme == "dark")
+
+
+def test_figures_are_those_of_the_stream(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("overview")
+    page = opened.page
+    server.paused = True
+    page.wait_for_timeout(300)
+    line = server.cluster.snapshot()["line"]
+    state = page.locator(".state-line")
+    expect(state).to_contain_text("ready")
+    rate = line["requests_per_s"]
+    expect(state).to_contain_text(f"{rate:.1f}/s" if rate >= 10 else f"{rate:.2f}/s")
+    expect(state).to_contain_text(f"in flight{line['in_flight']:,.0f}")
+    expect(page.locator(".state-more")).to_contain_text("join_shortest_queue")
+    expect(page.locator(".chart")).to_have_count(9)
+
+
+def test_each_chart_has_units_on_both_axes(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve())
+    opened.go("overview")
+    charts = opened.page.locator(".chart")
+    for n in range(charts.count()):
+        expect(charts.nth(n).locator(".panel-head .unit")).not_to_be_empty()
+        expect(charts.nth(n).locator(".u-axis")).to_have_count(2)
+
+
+# ------------------------------------------------------------------------------------------------------ sign in, roles
+
+
+def test_a_key_signs_in_and_a_wrong_one_is_refused_in_words(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server, role=None)
+    page = opened.page
+    page.goto(server.url)
+    page.get_by_label("Key").fill("guess")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("neither a viewer key nor an admin key")
+    assert axe(page) == []
+    page.get_by_label("Key").fill("viewer")
+    page.keyboard.press("Enter")
+    expect(page.locator(".badge")).to_have_text("viewer")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Key")).to_have_value("")
+
+
+def test_a_session_that_has_ended_leads_to_the_login(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("overview")
+    server.forget_sessions()
+    server.cut()
+    expect(opened.page.get_by_role("alert")).to_contain_text("Your session has ended", timeout=15_000)
+    expect(opened.page.get_by_label("Key")).to_be_visible()
+
+
+def test_a_viewer_sees_all_and_changes_nothing(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server, role="viewer")
+    page = opened.page
+    for view, names in {
+        "control": ("Review the change", "Plan only", "Set these numbers", "Drain", "Let the policy decide"),
+        "experiments": ("Check", "Start…"),
+        "whatif": ("Simulate",),
+    }.items():
+        opened.go(view)
+        expect(page.get_by_text("Your key may watch only").first).to_be_visible()
+        for name in names:
+            expect(page.get_by_role("button", name=name, exact=True)).to_be_disabled()
+        assert axe(page) == [], view
+    assert server.asked == []
+
+
+# ------------------------------------------------------------------------------------------------------------- stream
+
+
+def test_data_are_marked_as_stale_when_the_stream_is_silent(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("overview")
+    page = opened.page
+    expect(page.locator(".stale-line")).to_have_count(0)
+    server.paused = True
+    expect(page.locator(".stale-line")).to_contain_text("Stale:", timeout=15_000)
+    expect(page.locator("html")).to_have_class("stale")
+    assert axe(page) == []
+    server.paused = False
+    expect(page.locator(".stale-line")).to_have_count(0, timeout=15_000)
+    expect(page.locator("html")).not_to_have_class("stale")
+
+
+def test_a_broken_stream_resumes_where_it_was(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("overview")
+    until(lambda: server.snapshots == 1 and server.streams == 1, "the first stream", opened.page)
+    server.refusing = True
+    server.cut()
+    opened.page.wait_for_timeout(1500)
+    server.refusing = False
+    until(lambda: server.resumed == 1, "a stream that resumes", opened.page)
+    assert server.snapshots == 1
+    assert without_gap(opened.page) == 1.0
+
+
+def test_after_a_long_break_the_page_begins_anew(serve: Serve, opening: Opening) -> None:
+    server = serve(period_s=0.02)
+    opened = opening(server)
+    opened.go("overview")
+    until(lambda: server.snapshots == 1 and server.streams == 1, "the first stream", opened.page)
+    server.refusing = True
+    server.cut()
+    opened.page.wait_for_timeout(3000)  # 150 deltas, and the server keeps 60
+    server.refusing = False
+    until(lambda: server.snapshots == 2, "a second snapshot", opened.page)
+    assert without_gap(opened.page) == 1.0
+
+
+def without_gap(page: Page) -> float:
+    """Returns the largest distance of two points of the series that the page holds, in seconds."""
+    return page.evaluate(
+        """async () => {
+          const { feed } = await import("/static/js/live.js");
+          const t = feed.series.t;
+          return Math.max(...t.slice(1).map((at, n) => at - t[n]));
+        }"""
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- text as text
+
+
+def test_markup_in_names_is_shown_as_text(serve: Serve, opening: Opening) -> None:
+    server = serve(hostile=True, model="<b onclick=alert(1)>model</b>")
+    opened = opening(server)
+    page = opened.page
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    for view in VIEWS:
+        opened.go(view)
+        page.wait_for_timeout(300)
+        assert (
+            page.locator(
+                "#app img:not([src='static/icon.svg']), #app i:not([class]), #app b[onclick]"
+            ).count()
+            == 0
+        ), view
+    expect(page.locator(".model")).to_have_text("<b onclick=alert(1)>model</b>")
+    opened.go("requests")
+    page.locator(".request-list a").first.click()
+    expect(page.locator(".request-detail h3").first).to_contain_text("<img src=x onerror=alert(")
+    opened.go("engines")
+    expect(page.locator(".lane .node").first).to_have_text("<i>node</i>")
+    assert asked == []
+
+
+def test_what_is_absent_is_named_with_its_reason_and_is_no_zero(serve: Serve, opening: Opening) -> None:
+    absent = {
+        "scaling": "No autoscaler runs: `scaling` is not set.",
+        "flow": "No flow agent runs: `flow` is not set.",
+        "predictor": "No predictor is loaded.",
+    }
+    server = serve(absent=absent)
+    opened = opening(server)
+    page = opened.page
+    opened.go("overview")
+    for why in absent.values():
+        expect(page.locator(".side")).to_contain_text(why)
+    expect(page.locator(".chart", has_text="Engines").locator(".legend")).not_to_contain_text("planned")
+    opened.go("control")
+    expect(page.get_by_text("No autoscaler runs, so numbers are those of the configuration.")).to_be_visible()
+    page.get_by_role("tab", name="Flow").click()
+    expect(page.get_by_text("KV transfers are not scheduled.")).to_be_visible()
+    opened.go("transfers")
+    expect(page.get_by_text("KV transfers have no priority levels here.")).to_be_visible()
+
+
+def test_transfers_that_do_not_exist_have_one_reason(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve(absent={"transfers": "All engines are colocated: no KV moves."}))
+    opened.go("transfers")
+    expect(opened.page.locator("#view")).to_contain_text("All engines are colocated: no KV moves.")
+    expect(opened.page.locator("#view table")).to_have_count(0)
+
+
+# ------------------------------------------------------------------------------------------------------------ control
+
+
+def test_a_policy_is_changed_after_before_and_after_were_shown_and_undone(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_role("tab", name="Decode").click()
+    page.get_by_label("Policy", exact=True).select_option("netkv")
+    page.get_by_label("step_base_s").fill("0.03")
+    page.get_by_role("button", name="Review the change").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("composition")
+    expect(dialog).to_contain_text("netkv")
+    expect(dialog.get_by_role("row", name="decode.step_base_s")).to_contain_text("0.02→0.03")
+    assert axe(page) == []
+    dialog.get_by_role("button", name="Cancel").click()
+    assert server.asked == []
+    page.get_by_role("button", name="Review the change").click()
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(dialog).to_have_count(0)
+    assert server.asked == [
+        ("PUT", "/api/policy", {"decode": {"name": "netkv", "params": {"step_base_s": 0.03}}})
+    ]
+    log = page.locator("section", has_text="Audit log").last
+    expect(log).to_contain_text("composition → netkv")
+    log.get_by_role("button", name="Undo").click()
+    expect(dialog).to_contain_text("Undo: policy")
+    dialog.get_by_role("button", name="Undo").click()
+    expect(log).to_contain_text("undone")
+    assert server.asked[-1] == ("POST", "/api/undo", {"id": "c1"})
+    expect(page.locator(".policies select").first).to_have_value("composition")
+
+
+def test_a_parameter_that_is_no_number_is_refused_before_anything_is_sent(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_role("tab", name="Dispatcher").click()
+    field = page.locator(".params input").first
+    name = field.get_attribute("aria-label")
+    field.fill("many")
+    page.get_by_role("button", name="Review the change").click()
+    expect(page.get_by_role("alert")).to_contain_text(f"{name} must be")
+    assert server.asked == []
+
+
+def test_numbers_of_engines_are_planned_set_and_refused_in_the_servers_words(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_label("engines of decode").fill("9")
+    page.get_by_role("button", name="Plan only").click()
+    expect(page.get_by_role("region", name="Plan")).to_contain_text("activate decode-8")
+    expect(page.get_by_role("region", name="Plan")).to_contain_text("because decode = ceil(")
+    assert server.asked[-1] == ("PUT", "/api/scale", {"counts": {"decode": 9}, "plan": True})
+    page.get_by_role("button", name="Set these numbers").click()
+    page.get_by_role("dialog").get_by_role("button", name="Set").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert server.asked[-1] == ("PUT", "/api/scale", {"counts": {"decode": 9}})
+    page.get_by_label("engines of decode").fill("1")
+    page.get_by_role("button", name="Set these numbers").click()
+    page.get_by_role("dialog").get_by_role("button", name="Set").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("below its group's min of 2")
+
+
+def test_one_engine_changes_role_and_duty_and_drains(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_label("Engine", exact=True).fill("decode-2")
+    dialog = page.get_by_role("dialog")
+    page.get_by_label("Role", exact=True).select_option("prefill")
+    expect(dialog).to_contain_text("decode→prefill")
+    dialog.get_by_role("button", name="Change").click()
+    page.get_by_role("button", name="Make warm").click()
+    dialog.get_by_role("button", name="Make warm").click()
+    page.get_by_role("button", name="Drain", exact=True).click()
+    dialog.get_by_role("button", name="Drain").click()
+    expect(dialog).to_have_count(0)
+    path = "/api/engines/decode-2"
+    assert server.asked == [
+        ("PUT", path, {"role": "prefill"}),
+        ("PUT", path, {"duty": "warm"}),
+        ("POST", f"{path}/drain", {}),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+def test_a_request_shows_where_its_time_went_and_why(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    worst = server.cluster.worst[0]
+    opened.go("requests", worst["id"])
+    page = opened.page
+    rows = page.locator(".waterfall .wf-row:not(.wf-head)")
+    expect(rows).to_have_count(len(worst["parts"]))
+    for n, part in enumerate(worst["parts"]):
+        expect(rows.nth(n)).to_contain_text(part["name"])
+        if part["engine"]:
+            expect(rows.nth(n)).to_contain_text(part["engine"])
+    # the transfer costs 0.004 s and the queue 0.02 * ln 2 = 0.0138629 s at the second best
+    expect(page.locator(".decision").last).to_contain_text("0.0388629 = 0.004 + 0.0138629 + 0.021")
+    expect(page.locator(".decision").first).to_contain_text("decode-3 (failure rate)")
+    ranked = page.get_by_role("group", name="Ranking of decision 2").locator("tbody tr")
+    expect(ranked.first).to_have_class("picked")
+
+
+def test_an_id_that_is_not_kept_says_so(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve())
+    opened.go("requests")
+    opened.page.get_by_label("Id", exact=True).fill("nobody/knows%this")
+    opened.page.keyboard.press("Enter")
+    expect(opened.page.locator(".request-detail")).to_contain_text(
+        "No decision is known for 'nobody/knows%this'."
+    )
+
+
+# --------------------------------------------------------------------------------------------- experiments and what-if
+
+
+def test_an_experiment_is_edited_checked_started_watched_and_compared(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("experiments")
+    page = opened.page
+    editor = page.get_by_role("textbox", name="Experiment file")
+    written = editor.input_value()
+    editor.fill("name: broken\n")
+    page.get_by_role("button", name="Start…").click()
+    expect(page.get_by_role("alert")).to_contain_text("load.phases is missing")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    editor.fill(written)
+    page.get_by_role("button", name="Check", exact=True).click()
+    expect(page.get_by_text("1,650 requests in 2 min 00 s")).to_be_visible()
+    page.get_by_role("button", name="Start…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Start").click()
+    page.wait_for_url("**/#/experiments/runs/*")
+    assert server.asked[-1] == ("POST", "/api/experiments/start", {"text": written})
+    expect(page.locator(".progress-line .state")).to_contain_text("running")
+    expect(page.locator(".progress-line .state")).to_contain_text("done", timeout=40_000)
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Report").click()
+    assert saved.value.suggested_filename == "report.html"
+    boxes = page.locator(".run-rows input")
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    page.get_by_role("button", name="Compare 2").click()
+    table = page.get_by_role("group", name="Figures of the runs")
+    expect(table.get_by_role("row", name="attainment")).to_contain_text("+2.8 %")
+    expect(table.locator(".clear")).to_have_count(2)
+    expect(table.get_by_role("row", name="TPOT")).to_contain_text("no interval")
+    expect(page.locator(".chart").first.locator(".legend li")).to_have_count(4)
+    assert axe(page) == []
+
+
+def test_a_what_if_is_simulated_and_says_whether_to_trust_it(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("whatif")
+    page = opened.page
+    page.get_by_label("Name").fill("more prefill")
+    page.get_by_label("Set").fill("nonsense")
+    page.get_by_role("button", name="Simulate").click()
+    expect(page.get_by_role("alert")).to_contain_text("KEY = VALUE")
+    page.get_by_label("Set").fill("cluster.engines.prefill.count = 7\npolicies.decode.name = netkv")
+    page.get_by_role("button", name="Simulate").click()
+    expect(page.get_by_text("within 15 % of what was measured")).to_be_visible(timeout=20_000)
+    changes = [
+        {"name": "more prefill", "set": {"cluster.engines.prefill.count": 7, "policies.decode.name": "netkv"}}
+    ]
+    assert server.asked[-1][2]["changes"] == changes
+    row = page.get_by_role("group", name="Figures side by side").get_by_role("row", name="KV usage")
+    expect(row.get_by_role("cell").nth(1)).to_have_text("–")  # not measured: a dash, no zero
+    assert axe(page) == []
+
+
+# ------------------------------------------------------------------------------------------------------ keyboard, theme
+
+
+def test_views_are_reached_by_keys_and_the_focus_is_seen(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve())
+    opened.go("overview")
+    page = opened.page
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    focused = page.locator(":focus")
+    expect(focused).to_have_attribute("aria-selected", "true")
+    assert focused.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("#/engines$"))
+    expect(page.locator(":focus")).to_have_text("Engines")
+    page.keyboard.press("End")
+    expect(page).to_have_url(re.compile("#/whatif$"))
+    page.keyboard.press("ArrowRight")
+    expect(page).to_have_url(re.compile("#/overview$"))
+
+
+def test_the_theme_is_switched_and_kept(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve(), theme="dark")
+    opened.go("overview")
+    page = opened.page
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_label("Theme").select_option("light")
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert light != dark
+    page.reload()
+    page.wait_for_selector("#view .panel")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
+
+
+# ----------------------------------------------------------------------------------------------------- 1,024 engines
+
+
+def test_a_thousand_engines_are_shown_with_only_the_lanes_in_sight(serve: Serve, opening: Opening) -> None:
+    server = serve(1024, period_s=1.0)
+    opened = opening(server, width=1920)
+    opened.go("engines")
+    page = opened.page
+    expect(page.get_by_text("1,024 engines in 8 groups")).to_be_visible()
+    lanes = page.locator(".lanes .lane")
+    assert 5 < lanes.count() < 60
+    box = page.locator(".lanes")
+    box.evaluate("e => e.scrollTo(0, e.scrollHeight)")
+    last = server.cluster.engines
+    expect(page.locator(".lanes")).to_contain_text(
+        max((e for e in last if e.startswith("prefill-2")), key=lambda e: int(e.split("-")[-1]))
+    )
+    page.get_by_label("Find").fill("prefill-1-7")
+    expect(page.locator(".lane .id").first).to_have_text("prefill-1-7")
+    assert axe(page) == []
