@@ -196,7 +196,8 @@ async def test_a_name_that_no_run_has_leads_nowhere(page: Page, name: str) -> No
         ("GET", f"/api/experiments/runs/{name}/report.html"),
         ("GET", f"/api/experiments/compare?ids={name}"),
     ):
-        assert (await page.http.request(method, path)).status_code in (400, 404, 405)
+        # a client takes `..` out of a path by itself, which leads to the list
+        assert (await page.http.request(method, path)).status_code in (307, 400, 404, 405)
 
 
 async def test_a_full_folder_takes_no_run(app: Bare, tmp_path: Path) -> None:
