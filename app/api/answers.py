@@ -543,8 +543,8 @@ class NetworkFacts(TypedDict):
 
 
 class Facts(TypedDict):
-    """The facts from which this fleet can be simulated: `sluice simulate --from-live` asks for them. `at_s` is the router's
-    time, in seconds since 1970.
+    """The facts from which this fleet can be simulated: `sluice simulate --from-live` asks for them. `at_s` is the
+    router's time, in seconds since 1970.
     """
 
     at_s: float

@@ -1,4 +1,4 @@
-"""Answers to what-if questions from the page: the running application described, and simulated with changes, one at a time.
+"""Answers to what-if questions from the page: what runs is described, and simulated with changes, one at a time.
 
 The work is done by `sluice simulate` as a process of low priority. Its files lie in `.whatif` in the folder of runs.
 """

@@ -7,7 +7,7 @@ it asks are the endpoints of administrators: facts, policies, scaling and journa
 
     fleet      active, ready engines by group; ranks of one engine count as engines of one barrier
     timing     `policies.scaling.timing_fit` over the totals of engines' steps: their whole life as one row each, and a
-               row for each second that was watched
+               row for each second that was watched (`scaled` is its prior)
     network    one node: the learnt bandwidth and latency between its engines. Several: a fat tree of the known racks
                and pods, whose NICs have the learnt bandwidth
     workload   the requests of the journal's last minutes where its folder can be read here, else what the router's ring
@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any
 
 import httpx
+import numpy as np
 import yaml
 
 from benchmarks.live.stats import percentile
@@ -169,12 +170,14 @@ def _watch(http: httpx.Client, watch_s: float, say: Callable[[float, str], None]
             raise FromLiveError(
                 "the server does not tell facts about its engines: it is older than this command"
             )
-        for engine in facts["engines"]:
-            if not all(name in engine["totals"] for name in _TOTALS):
+        counted = [(engine, _totals(engine)) for engine in facts["engines"]]
+        for engine, now in counted:
+            if now is None:
                 continue
-            now = Totals(*(float(engine["totals"][name]) for name in _TOTALS))
             kind = kind_of(engine)
-            fits[kind] = fits.get(kind, Fit(CPU_SMOLLM2)).added(before.get(engine["id"], Totals()), now)
+            if kind not in fits:
+                fits[kind] = Fit(scaled([t for one, t in counted if t is not None and kind_of(one) == kind]))
+            fits[kind] = fits[kind].added(before.get(engine["id"], Totals()), now)
             before[engine["id"]] = now
         journal = _get(http, "/sluice/admin/journal/1000") or {}
         for line in journal.get("tail", []):
@@ -185,6 +188,50 @@ def _watch(http: httpx.Client, watch_s: float, say: Callable[[float, str], None]
             return _Watched(facts, fits, journal, events)
         say(passed_s / watch_s, "watching the engines")
         time.sleep(min(1.0, max(0.05, watch_s - passed_s)))
+
+
+def _totals(engine: Mapping[str, Any]) -> Totals | None:
+    """Returns the totals of an engine's steps; None for an engine that counts none."""
+    if not all(name in engine["totals"] for name in _TOTALS):
+        return None
+    return Totals(*(float(engine["totals"][name]) for name in _TOTALS))
+
+
+def scaled(totals: Sequence[Totals]) -> TimingProfile:
+    """Returns a profile that is CPU_SMOLLM2 times a factor for prefills and one for decodes, by least squares.
+
+    It takes the place of the fit's prior: what the traffic does not tell apart (a step's cost from a token's) keeps the
+    proportions of that profile, and not its seconds, which may be hundreds of times those of the engines here.
+    """
+    p = CPU_SMOLLM2
+    rows = np.array(
+        [
+            (
+                p.prefill_base_s * t.prefill_steps + p.prefill_per_token_s * t.prefill_tokens,
+                p.decode_base_s * t.decode_steps
+                + p.decode_per_seq_s * t.decode_seqs
+                + p.decode_per_kv_token_s * t.decode_kv_tokens,
+                t.busy_s,
+            )
+            for t in totals
+            if t.busy_s > 0
+        ]
+    ).reshape(-1, 3)
+    factors = np.ones(2)
+    used = rows[:, :2].sum(axis=0) > 0
+    if used.any():
+        factors[used] = np.linalg.lstsq(rows[:, :2][:, used], rows[:, 2], rcond=None)[0]
+    # engines of one kind that do both may not be told apart: the least is a thousandth
+    prefill, decode = np.maximum(factors, 1e-3).tolist()
+    return replace(
+        p,
+        source="CPU_SMOLLM2, scaled to the totals of engines",
+        prefill_base_s=p.prefill_base_s * prefill,
+        prefill_per_token_s=p.prefill_per_token_s * prefill,
+        decode_base_s=p.decode_base_s * decode,
+        decode_per_seq_s=p.decode_per_seq_s * decode,
+        decode_per_kv_token_s=p.decode_per_kv_token_s * decode,
+    )
 
 
 def _get(http: httpx.Client, path: str) -> dict[str, Any] | None:

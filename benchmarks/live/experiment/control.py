@@ -1,4 +1,4 @@
-"""The controls with which an experiment changes an application and puts it back: policies, numbers of engines, roles, duties.
+"""The controls with which an experiment changes an application and puts it back: policies, counts, roles, duties.
 
 Policies and numbers go through the ingress's endpoints for administrators, by the SDK. Single engines are changed
 through the dashboard (`PUT /api/engines/ID`), because the ingress has no endpoint for them. An engine is killed by a

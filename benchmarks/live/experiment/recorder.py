@@ -13,6 +13,8 @@ from app.dashboard.store import ACTIONS, PLAN, REQUESTS, RUN, SAMPLES, write
 
 RESERVE_BYTES = 256 * 1024
 """Bytes that a run takes at its start and gives back when the disk is full, so that its end can be noted."""
+QUIET_S = 10.0
+"""Seconds between two lines of progress for people within a phase."""
 
 
 class DiskFullError(Exception):
@@ -37,6 +39,7 @@ class Recorder:
         self._out = sys.stdout if out is None else out
         self._as_json = as_json
         self._began_s = time.monotonic()
+        self._told = (0.0, "")
         self._files: dict[str, IO[str]] = {}
         self._reserve = folder / ".reserve"
         try:
@@ -99,12 +102,30 @@ class Recorder:
         if self._as_json:
             line = json.dumps({"event": event, "id": self.run["id"], **content}, allow_nan=False)
         else:
-            line = _words(event, content)
+            line = self._words(event, content)
+        if not line:
+            return
         try:
             print(line, file=self._out, flush=True)
         except (OSError, ValueError):
             # the page that read it, or its server, has gone
             return
+
+    def _words(self, event: str, content: Mapping[str, Any]) -> str:
+        """Returns progress as text; "" where there is nothing new for a person."""
+        match event:
+            case "started":
+                plan = content["plan"]
+                return f"{self.run['id']}: {plan['requests']} requests in {plan['duration_s']:g} s"
+            case "progress":
+                now_s = time.monotonic()
+                if content["phase"] == self._told[1] and now_s - self._told[0] < QUIET_S:
+                    return ""
+                self._told = (now_s, str(content["phase"]))
+                return f"{content['progress']:4.0%}  {content['phase']}"
+            case "action":
+                return f"      at {content['at_s']:.1f} s: {content['what']}"
+        return _ended({**content, "id": self.run["id"]})
 
     def _append(self, name: str, content: Mapping[str, Any]) -> None:
         line = json.dumps(content, allow_nan=False) + "\n"
@@ -130,13 +151,25 @@ class Recorder:
             ) from error
 
 
-def _words(event: str, content: Mapping[str, Any]) -> str:
-    match event:
-        case "progress":
-            return f"{content['progress']:4.0%}  {content['phase']}"
-        case "action":
-            return f"      at {content['at_s']:.1f} s: {content['what']}"
-        case "ended":
-            message = f": {content['message']}" if content.get("message") else ""
-            return f"{content['state']}{message}"
-    return f"{event} {content}"
+_IN_SHORT = (
+    ("attainment", "SLOs met", 100.0, "%"),
+    ("goodput_per_s", "goodput", 1.0, "req/s"),
+    ("ttft_p50_s", "TTFT p50", 1e3, "ms"),
+    ("ttft_p95_s", "TTFT p95", 1e3, "ms"),
+    ("tpot_mean_s", "TPOT mean", 1e3, "ms"),
+)
+"""The figures of a summary that people are shown at the end."""
+
+
+def _ended(content: Mapping[str, Any]) -> str:
+    message = f": {content['message']}" if content.get("message") else ""
+    lines = [f"{content['state']}{message}"]
+    summary = content.get("summary")
+    if summary:
+        lines.append(f"{summary['requests']} requests, {summary['failed']} failed")
+        figures = [(label, summary[name], scale, unit) for name, label, scale, unit in _IN_SHORT]
+        lines.append(
+            ", ".join(f"{label} {v * scale:.4g} {unit}" for label, v, scale, unit in figures if v is not None)
+        )
+        lines.append(f"more: sluice experiment report {content['id']} --html report.html")
+    return "\n".join(line for line in lines if line)

@@ -64,6 +64,8 @@ def as_png(run: Run) -> bytes:
                     text = " ".join(part for part in (short[column.name], label) if part)
                     lines[text] = plots.Series([t for t, _ in points], [v for _, v in points])
         if lines:
+            highest = max(v for one in lines.values() for v in one.y)
+            axis.set_ylim(0.0, 1.08 * highest if highest > 0 else 1.0)
             plots.lines(axis, lines, "s since the start", unit, title)
             for line in axis.lines:
                 line.set_marker("")
