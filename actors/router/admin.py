@@ -5,6 +5,7 @@
                 or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
+    facts       engines with the totals of their steps, and the network as configured and learnt
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
+from actors.router.facts import FleetFacts
 from actors.router.flows import FlowAgents, available
 from actors.router.journal import RouterJournal
 from actors.wire import messages as wire
@@ -55,8 +57,10 @@ class RouterAdmin:
         feed: Callable[[ev.Event], None],
         changed: Callable[[], None],
         flows: FlowAgents | None = None,
+        facts: FleetFacts | None = None,
     ) -> None:
         self._flows = FlowAgents() if flows is None else flows
+        self._facts = facts
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
         self._feed, self._changed = feed, changed
 
@@ -86,6 +90,10 @@ class RouterAdmin:
                 return self._explain(str(asked.get("id", "")))
             case "journal":
                 return self._journal_status(asked.get("tail", 0))
+            case "facts":
+                if self._facts is None:
+                    raise Refused(404, "this router knows no engines and no network")
+                return self._facts.told()
             case "scale":
                 raise Refused(404, "the autoscaler answers this, and the router does not")
 

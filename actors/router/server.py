@@ -18,6 +18,7 @@ from actors.router.autoscaler import Autoscaler
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
+from actors.router.facts import FleetFacts
 from actors.router.fleet import FleetReport
 from actors.router.flows import FlowAgents
 from actors.router.forecasts import Forecasts
@@ -101,8 +102,9 @@ class RouterServer:
             regimes,
             self._flows,
         )
+        facts = FleetFacts(self.engines, self._network)
         self._admin = RouterAdmin(
-            dispatcher, self.decisions, journal, self._feed, self._policies_changed, self._flows
+            dispatcher, self.decisions, journal, self._feed, self._policies_changed, self._flows, facts
         )
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()

@@ -484,6 +484,74 @@ class Explanation(TypedDict):
     decisions: list[dict[str, Any]]
 
 
+class EngineFacts(TypedDict):
+    """The facts that an engine has announced, with the running totals of its steps as it reported them last (`step_s`,
+    `prefill_steps`, `prefill_step_tokens`, `decode_steps`, `decode_step_seqs`, `decode_step_kv_tokens`; empty where it
+    counts none). `group` is its compatibility group.
+    """
+
+    id: str
+    role: str
+    kind: str
+    group: str
+    node: str
+    state: str
+    duty: str
+    slots: int
+    kv_blocks: int
+    block_size_tokens: int
+    max_model_len: int
+    lease_s: float
+    max_lease_s: float
+    dp_ranks: int
+    barrier: bool
+    totals: dict[str, float]
+
+
+class TierFacts(TypedDict):
+    """Bandwidth and latency of a tier of the network, as configured."""
+
+    bytes_per_s: float
+    latency_s: float | None
+
+
+class PlaceFacts(TypedDict):
+    """Rack and pod of a node; an empty name is not known."""
+
+    rack: str
+    pod: str
+
+
+class PairFacts(TypedDict):
+    """The bandwidth of a pair of nodes as learnt from its transfers, `age_s` seconds ago."""
+
+    sender: str
+    receiver: str
+    bytes_per_s: float
+    latency_s: float | None
+    age_s: float
+
+
+class NetworkFacts(TypedDict):
+    """The network: `tiers` (0 node, 1 rack, 2 pod, 3 beyond) and `places` of nodes, both configured, and `pairs` of
+    nodes as learnt.
+    """
+
+    tiers: dict[str, TierFacts]
+    places: dict[str, PlaceFacts]
+    pairs: list[PairFacts]
+
+
+class Facts(TypedDict):
+    """The facts from which this fleet can be simulated: `sluice simulate --from-live` asks for them. `at_s` is the
+    router's time, in seconds since 1970.
+    """
+
+    at_s: float
+    engines: list[EngineFacts]
+    network: NetworkFacts
+
+
 class Journal(TypedDict):
     """The state of the router's event log, and its last events."""
 

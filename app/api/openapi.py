@@ -113,7 +113,7 @@ _TAGS = {
 _ANSWER_TYPES: tuple[Any, ...] = (
     answers.Error, answers.ChatCompletion, answers.ChatCompletionChunk, answers.Completion, answers.ModelList,
     answers.Live, answers.Ready, answers.Versions, answers.Status, answers.Policies, answers.PolicyChange,
-    answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange,
+    answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange, answers.Facts,
 )  # fmt: skip
 
 
@@ -193,6 +193,9 @@ def _paths() -> Json:
                 "scale", "Set numbers of replicas, or let the policy decide", "Scaling", 400, 404, 413
             )
             | {"requestBody": _body("ScalingChange", _SCALE_EXAMPLE)},
+        },
+        "/sluice/admin/facts": {
+            "get": _admin("facts", "Show what a simulation of this fleet needs to know", "Facts"),
         },
     }
 

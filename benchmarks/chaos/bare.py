@@ -38,6 +38,7 @@ from actors.flow.agent import FlowAgent
 from actors.flow.coordinator import Coordinator
 from actors.flow.directory import FixedDirectory
 from actors.options import from_options
+from actors.router.journal import RouterJournal
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
 from app.config import AppConfig, parse
@@ -125,7 +126,10 @@ class Application:
             decode_policy(router.decode.name, router.decode.params),
         )
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}")
-        server = RouterServer(me, dispatcher, router.engine_grace_s, generation=self._generation)
+        journal = RouterJournal(router.journal_config(), dispatcher, "0") if router.journal else None
+        server = RouterServer(
+            me, dispatcher, router.engine_grace_s, journal=journal, generation=self._generation
+        )
         address = self._address("router")
         await server.start([address])
         half = self._router.with_suffix(".part")

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from benchmarks.experiments.base import Config, Metrics
-from benchmarks.sim import profiles
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import EngineSpec, Forecasting, SimConfig
 from benchmarks.sim.metrics import summarise
@@ -96,7 +95,7 @@ def _spec(group: EngineGroup, place: tuple[tuple[str, ...], tuple[int, ...]] | N
         name=group.name,
         role=Role(group.role),
         count=group.count,
-        profile=profiles.load(group.profile),
+        profile=group.timing(),
         slots=group.slots,
         kv_blocks=group.kv_blocks,
         block_size_tokens=group.block_size_tokens,

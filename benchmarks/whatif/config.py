@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from benchmarks.plain_yaml import PlainLoader
 from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
 from benchmarks.whatif.scaling import Scaling
 from benchmarks.workloads.catalog import WORKLOADS
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
+from policies.engine_model.timing import TimingProfile
 from policies.routing.registry import UnknownPolicy, decode_policy, prefill_policy
 
 Positive = Annotated[float, Field(gt=0)]
@@ -34,17 +36,41 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Timing(_Strict):
+    """The timing of an engine, written out: the fields of `policies.engine_model.timing.TimingProfile`."""
+
+    source: str = "written in the configuration"
+    prefill_base_s: Annotated[float, Field(ge=0)]
+    prefill_per_token_s: Annotated[float, Field(ge=0)]
+    decode_base_s: Annotated[float, Field(ge=0)]
+    decode_per_seq_s: Annotated[float, Field(ge=0)]
+    decode_per_kv_token_s: Annotated[float, Field(ge=0)]
+    kv_bytes_per_token: Annotated[int, Field(ge=0)]
+    transfer_bandwidth_bytes_per_s: Positive
+    transfer_latency_s: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.profile()
+        return self
+
+    def profile(self) -> TimingProfile:
+        """Returns the profile. Raises ValueError for an impossible one."""
+        return TimingProfile(**self.model_dump())
+
+
 class EngineGroup(_Strict):
     """A group of equal engines, as in `benchmarks.sim.config.EngineSpec`.
 
-    `profile` names a shipped timing profile or a file. On a network each engine takes `gpus` GPUs of one node. Groups
-    are placed in the order in which they are listed, node by node, unless `nodes` names a node for each engine.
+    `profile` names a shipped timing profile or a file, or has the timing itself. On a network each engine takes `gpus`
+    GPUs of one node. Groups are placed in the order in which they are listed, node by node, unless `nodes` names a node
+    for each engine.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
     role: Literal["prefill", "decode", "colocated"]
     count: Annotated[int, Field(ge=1, le=4096)]
-    profile: str
+    profile: str | Timing
     gpus: Count = 1
     nodes: tuple[str, ...] = ()
     slots: Count = 256
@@ -57,6 +83,10 @@ class EngineGroup(_Strict):
     max_lease_s: Positive = MAX_LEASE_S
     barrier: str = ""
     transfer_flows: Count = 1
+
+    def timing(self) -> TimingProfile:
+        """Returns the group's timing profile. Raises ProfileError for a file that cannot be used."""
+        return profiles.load(self.profile) if isinstance(self.profile, str) else self.profile.profile()
 
 
 class Cluster(_Strict):
@@ -221,20 +251,38 @@ class Question(Base):
         return self
 
 
-def read(path: Path) -> Question:
+def read(path: Path, files_here: bool = False) -> Question:
     """Reads and validates the file at `path`. Profiles and traces in it are relative to its folder.
 
-    Raises WhatIfError.
+    With `files_here` they must lie in that folder, and YAML's aliases are refused. Raises WhatIfError.
     """
     try:
-        raw = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        raw = yaml.load(text, PlainLoader if files_here else yaml.SafeLoader)
     except OSError as error:
         raise WhatIfError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise WhatIfError(f"{path}: not YAML: {error}") from error
+    except RecursionError:
+        raise WhatIfError(f"{path}: nested too deeply") from None
     if not isinstance(raw, Mapping):
         raise WhatIfError(f"{path}: must be a mapping with at least `cluster` and `workload`")
+    question = validated(Question, raw, str(path))
+    if files_here:
+        _all_here(question)
     return validated(Question, raw, str(path), path.parent)
+
+
+def _all_here(question: Question) -> None:
+    """Raises WhatIfError for a file outside the folder of the configuration."""
+    named: dict[str, object] = {
+        f"cluster.engines.{group.name}.profile": group.profile for group in question.cluster.engines
+    }
+    named["workload.file"] = question.workload.file or ""
+    named["scaling.start"] = "" if question.scaling is None else question.scaling.start
+    for key, value in named.items():
+        if isinstance(value, str) and (Path(value).name != value or value.startswith(".")) and value:
+            raise WhatIfError(f"{key}: {value!r} must be the name of a file beside the configuration")
 
 
 def validated(kind: type[Any], raw: object, where: str, folder: Path | None = None) -> Any:
@@ -257,12 +305,13 @@ def _resolved(made: Any, folder: Path) -> Any:
     """
     groups = []
     for group in made.cluster.engines:
-        name = str(folder / group.profile) if Path(group.profile).suffix else group.profile
+        if isinstance(group.profile, str) and Path(group.profile).suffix:
+            group = group.model_copy(update={"profile": str(folder / group.profile)})
         try:
-            profiles.load(name)
+            group.timing()
         except profiles.ProfileError as error:
             raise WhatIfError(f"cluster.engines.{group.name}.profile: {error}") from error
-        groups.append(group.model_copy(update={"profile": name}))
+        groups.append(group)
     scaling = made.scaling
     if scaling is not None and isinstance(scaling.start, str):
         start = str(folder / scaling.start) if Path(scaling.start).suffix else scaling.start

@@ -122,13 +122,32 @@ def rows(runs: Runs) -> list[list[str]]:
     ]
 
 
+def means(runs: Runs) -> dict[str, float | None]:
+    """Returns the base's metrics, each as its mean over the seeds."""
+    base = next(iter(runs))
+    return {line.metric: _cell(runs, base, base, line.metric).value for line in LINES}
+
+
+def with_measured(lines: Sequence[Sequence[str]], found: Mapping[str, float | None]) -> list[list[str]]:
+    """Returns rows of `rows` with a column of what was measured behind the label; most metrics are not measured."""
+    labels = {f"{line.label}, {line.unit}".rstrip(", "): line for line in LINES}
+    made = []
+    for label, *rest in lines:
+        value = found.get(labels[label].metric)
+        made.append([label, "–" if value is None else _figure(value * labels[label].scale), *rest])
+    return made
+
+
+def _figure(value: float) -> str:
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
 def _text(cell: Cell, line: Line) -> str:
     if cell.value is None:
         return "–"
-    value = cell.value * line.scale
-    size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2
-    text = f"{value:,.{digits}f}"
+    text = _figure(cell.value * line.scale)
     # Differences of shares are in percentage points.
     if line.unit == "%" and cell.difference is not None:
         change, unit = cell.difference * line.scale, "pts"

@@ -247,6 +247,32 @@ class RouterNetwork:
 
     # ----------------------------------------------------------------------------------------------- metrics
 
+    def told(self, now_s: float) -> dict[str, Any]:
+        """Returns what is known of the network as plain data: the tiers and places of the operator, and what was
+        learnt of pairs of nodes, whether or not a policy asks for it.
+        """
+        file = self.sources.file
+        return {
+            "tiers": {
+                str(tier): {"bytes_per_s": value, "latency_s": file.latency_s.get(tier)}
+                for tier, value in sorted(file.bandwidth_bytes_per_s.items())
+            },
+            "places": {
+                node: {"rack": place.rack, "pod": place.pod}
+                for node, place in sorted(self.sources.places().items())
+            },
+            "pairs": [
+                {
+                    "sender": source,
+                    "receiver": destination,
+                    "bytes_per_s": one.bytes_per_s,
+                    "latency_s": one.latency_s,
+                    "age_s": now_s - one.at_s,
+                }
+                for (source, destination), one in sorted(self._pairs.items())
+            ],
+        }
+
     def totals(self) -> dict[str, float]:
         """Returns the totals since the start, for the router's metrics."""
         estimator = self.estimator

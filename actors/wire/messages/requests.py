@@ -185,7 +185,7 @@ class Admin(Wire, frozen=True):
     """
 
     ask: int
-    what: Literal["policy", "set_policy", "explain", "journal", "scale"]
+    what: Literal["policy", "set_policy", "explain", "journal", "scale", "facts"]
     body: bytes = b""
 
 

@@ -1,0 +1,1 @@
+"""The dashboard: a page to watch a running application and to experiment with it."""

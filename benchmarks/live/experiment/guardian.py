@@ -1,0 +1,129 @@
+"""Puts back what an experiment changed, whatever ended it: its own process, a guardian beside it, or a later command.
+
+The runner writes `before.json` into the run's folder before its first change and removes it after the last thing is put
+back. The guardian is a small process in a session of its own that waits for the end of the runner (its standard input
+ends then) and puts back what the file says if it is still there. If the guardian dies too, with the whole machine for
+example, `sluice experiment restore` and the start of the dashboard do the same.
+
+Only one of them works on a run at a time: each holds a lock on the file while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from app.dashboard.store import BEFORE, RUN, RunStore, lives, write
+from benchmarks.live.experiment.control import Control, ControlError
+from sluice import SluiceError
+
+PATIENCE_S = 120.0
+"""Longest time for which a guardian tries. ASSUMPTION: a router that has died with the runner is back before."""
+AGAIN_S = 2.0
+
+
+def start(folder: Path, key: str | None) -> subprocess.Popen[bytes]:
+    """Starts the guardian of the run in `folder`; it waits until this process has ended, or closes its input."""
+    environment = {**os.environ, **({} if key is None else {"SLUICE_ADMIN_KEY": key})}
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.live.experiment.guardian", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        # a signal to the runner's group does not reach it
+        start_new_session=True,
+        cwd=Path(__file__).resolve().parents[3],
+    )
+
+
+def remember(folder: Path, before: dict[str, Any]) -> None:
+    """Writes down what is to be put back, before anything is changed."""
+    write(folder / BEFORE, before)
+
+
+def put_back(folder: Path, control: Control | None = None, key: str | None = None) -> list[str]:
+    """Puts back what the run in `folder` changed; returns what was done, [] if nothing was left to do.
+
+    Raises ControlError or SluiceError if the application cannot be reached or refuses; the file stays then.
+    """
+    with _locked(folder / BEFORE) as file:
+        if file is None:
+            return []
+        before = json.load(file)
+        own = Control(before["url"], key, before.get("dashboard")) if control is None else control
+        try:
+            done = own.restore(before)
+        finally:
+            if control is None:
+                own.close()
+        (folder / BEFORE).unlink(missing_ok=True)
+        return done
+
+
+def left_over(store: RunStore) -> list[str]:
+    """Returns the ids of runs that do not run and have not put back what they changed."""
+    found = []
+    for run_id in store.ids():
+        if (store.folder / run_id / BEFORE).exists() and store.read(run_id)["state"] != "running":
+            found.append(run_id)
+    return found
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[str] | None]:
+    """A context that holds the lock of the file; None if there is no file, or its content was put back meanwhile."""
+    try:
+        file = path.open("r+", encoding="utf-8")
+    except FileNotFoundError:
+        yield None
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file if path.exists() else None
+
+
+def note_end(folder: Path, message: str) -> None:
+    """Writes into a run's file that its process has died, and what was done about it."""
+    try:
+        found = json.loads((folder / RUN).read_text("utf-8"))
+        if found.get("state") == "running" and not lives(found.get("pid"), found.get("pid_started")):
+            write(folder / RUN, {**found, "state": "failed", "message": message, "phase": "ended"})
+    except (OSError, ValueError):
+        # a full disk, perhaps; the list says by itself that the process has died
+        return
+
+
+def main(argv: list[str]) -> int:
+    """Waits for the end of standard input, then puts back what is left to be put back."""
+    folder = Path(argv[0])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_s = time.monotonic() + PATIENCE_S
+    while (folder / BEFORE).exists():
+        try:
+            done = put_back(folder)
+            note_end(
+                folder, "its process was killed; put back: " + ("; ".join(done) or "nothing had changed")
+            )
+        except (SluiceError, ControlError, ValueError, OSError) as error:
+            if time.monotonic() > end_s:
+                note_end(folder, f"its process was killed, and nothing could be put back: {error}")
+                return 1
+            time.sleep(AGAIN_S)
+    note_end(folder, "its process was killed; there was nothing to put back")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""An application without Ray on sim engines (`benchmarks.chaos.bare`), for tests of experiments: back in seconds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.live.servers import ROOT, Command, free_ports, python, running
+from sluice import Sluice
+
+KEY = "a-key-of-the-tests"
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A running application: its URL and the key of its administrators."""
+
+    url: str
+    key: str = KEY
+
+    def client(self) -> Sluice:
+        return Sluice(self.url, admin_key=self.key)
+
+
+@contextmanager
+def bare_app(folder: Path, **args: Any) -> Iterator[Bare]:
+    """A context with one prefill and two decode engines of 5 ms a step, unless `args` say otherwise."""
+    (port,) = free_ports(1)
+    options = {"timing": {"prefill_base_s": 0.005, "decode_base_s": 0.005}, "slots": 32, "vocab_size": 32_000}
+    app = {
+        "model": {"path": "sim", "name": "sim"},
+        "engines": [
+            {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 1, "options": options},
+            {"name": "decode", "role": "decode", "kind": "sim", "replicas": 2, "options": options},
+        ],
+        "ingress": {"replicas": 1, "options": {"admin_keys": [KEY], "max_migrations": 20}},
+        "wire": {"socket_dir": str(folder / "wire")},
+        **args,
+    }
+    file = folder / "app.yaml"
+    schema = {"applications": [{"name": "sluice", "import_path": "app.graph:build", "args": app}]}
+    file.write_text(yaml.safe_dump(schema))
+    (folder / "orders").mkdir()
+    argv = python("-m", "benchmarks.chaos.bare", "--config", str(file), "--port", str(port))
+    argv += ["--orders", str(folder / "orders")]
+    command = Command("bare", argv, port, "/health/ready", env={"PYTHONPATH": str(ROOT)}, timeout_s=120.0)
+    with running(command, print):
+        yield Bare(f"http://127.0.0.1:{port}")
