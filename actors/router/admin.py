@@ -5,6 +5,7 @@
                 or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
+    assign      {"engine", "role", "duty"}: has one engine serve a role, or wait warm (`actors.router.assigning`)
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
@@ -13,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actors.router.assigning import NotAssigned
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
 from actors.router.flows import FlowAgents, available
@@ -44,7 +46,7 @@ class Refused(ValueError):
 
 class RouterAdmin:
     """Answers the questions about one router. `feed` takes events for the dispatcher; `changed` runs after a change of
-    policy.
+    policy; `assign` orders one engine to serve a role with a duty.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class RouterAdmin:
         feed: Callable[[ev.Event], None],
         changed: Callable[[], None],
         flows: FlowAgents | None = None,
+        assign: Callable[[object, object, object], dict[str, Any]] | None = None,
     ) -> None:
+        self._assign = assign
         self._flows = FlowAgents() if flows is None else flows
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
         self._feed, self._changed = feed, changed
@@ -66,7 +70,7 @@ class RouterAdmin:
         """
         try:
             status, text = 200, dumps(self._answer(message))
-        except Refused as refused:
+        except (Refused, NotAssigned) as refused:
             status, text = refused.status, dumps({"message": str(refused)})
         except Exception as error:  # a bug
             log.exception("the administrator's question %s cannot be answered", message.what)
@@ -86,6 +90,10 @@ class RouterAdmin:
                 return self._explain(str(asked.get("id", "")))
             case "journal":
                 return self._journal_status(asked.get("tail", 0))
+            case "assign":
+                if self._assign is None:
+                    raise Refused(404, "this router has no engines to order")
+                return self._assign(asked.get("engine"), asked.get("role"), asked.get("duty"))
             case "scale":
                 raise Refused(404, "the autoscaler answers this, and the router does not")
 
