@@ -5,6 +5,8 @@
                 or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
+    logs        the levels of the router's loggers
+    set_logs    {"level", "logger", "access"}: changes the log lines of router, ingresses, engines and autoscaler
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
@@ -17,6 +19,7 @@ from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
 from actors.router.flows import FlowAgents, available
 from actors.router.journal import RouterJournal
+from actors.telemetry import logs
 from actors.wire import messages as wire
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.journal.codec import CodecError, dumps, encoder, loads
@@ -44,7 +47,7 @@ class Refused(ValueError):
 
 class RouterAdmin:
     """Answers the questions about one router. `feed` takes events for the dispatcher; `changed` runs after a change of
-    policy.
+    policy; `tell` sends a change of log lines to all processes and returns their number.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class RouterAdmin:
         feed: Callable[[ev.Event], None],
         changed: Callable[[], None],
         flows: FlowAgents | None = None,
+        tell: Callable[[wire.SetLogs], int] = lambda message: 0,
     ) -> None:
+        self._tell = tell
         self._flows = FlowAgents() if flows is None else flows
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
         self._feed, self._changed = feed, changed
@@ -86,6 +91,10 @@ class RouterAdmin:
                 return self._explain(str(asked.get("id", "")))
             case "journal":
                 return self._journal_status(asked.get("tail", 0))
+            case "logs":
+                return {"levels": logs.levels()}
+            case "set_logs":
+                return self._set_logs(asked)
             case "scale":
                 raise Refused(404, "the autoscaler answers this, and the router does not")
 
@@ -121,6 +130,22 @@ class RouterAdmin:
         except ValueError as error:
             raise Refused(400, f"{error}; nothing was changed") from None
         self._changed()
+
+    def _set_logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(asked) - {"level", "logger", "access"})
+        if unknown or not set(asked) & {"level", "access"}:
+            what = f"{unknown[0]!r} is not known" if unknown else "nothing is asked for"
+            raise Refused(400, f"{what}: give level (with logger, for a part of them) or access")
+        level, logger, access = asked.get("level"), asked.get("logger") or "", asked.get("access")
+        if not isinstance(logger, str) or not isinstance(access, bool | None):
+            raise Refused(400, "logger must be a name, and access true or false")
+        try:
+            logs.change(level, logger, access)
+        except logs.BadLogs as error:
+            raise Refused(400, f"{error}; nothing was changed") from None
+        told = self._tell(wire.SetLogs(level, logger, access))
+        log.info("an administrator set log level %s of %s, access lines %s", level, logger or "all", access)
+        return {"levels": logs.levels(), "told": told}
 
     def _explain(self, request_id: str) -> dict[str, Any]:
         decisions = self._decisions.explain(request_id)

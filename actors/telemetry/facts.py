@@ -8,6 +8,21 @@ from policies.request.life import Times
 from policies.request.stage import Outcome
 
 
+class Place(NamedTuple):
+    """The place of a span in a trace, drawn before the span is made so that other processes can hang theirs below it.
+    `parent_id` is the span above it in another process, or None. Ids are numbers of 128 (trace) and 64 bits (span).
+    """
+
+    trace_id: int
+    span_id: int
+    parent_id: int | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """The place as W3C's header `traceparent`, which says that the trace is kept."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
+
+
 class Attempt(NamedTuple):
     """One attempt, as it ended at `ended_s`, of the prompt whose first choice is `prompt`. Engines are None where the
     router had chosen none.
@@ -39,12 +54,19 @@ class Attempt(NamedTuple):
 @dataclass(slots=True)
 class Kept:
     """The attempts of one client's request, in the order in which they ended, and what became of the objectives of each
-    of its prompts (`RequestEnd.result`).
+    of its prompts (`RequestEnd.result`). `place` is that of the whole request. If it is `sampled`, other processes add
+    spans of their own; a request that is not sampled is kept only if it goes badly, with the ingress's spans alone.
     """
 
-    traceparent: str | None = None
+    place: Place
+    sampled: bool
     attempts: list[Attempt] = field(default_factory=list)
     results: list[Result | None] = field(default_factory=list)
+
+    @property
+    def wire(self) -> str | None:
+        """The place as it goes to router and engines, or None if they are to add nothing."""
+        return self.place.traceparent if self.sampled else None
 
 
 class Answered(NamedTuple):

@@ -6,6 +6,8 @@
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
     GET  /sluice/admin/scale            what the autoscaler sees, wants and orders
     PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"}, and "plan": true to change nothing
+    GET  /sluice/admin/logs             the levels of the router's log lines
+    PUT  /sluice/admin/logs             {"level": NAME, "logger": NAME, "access": true | false}, for all processes
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
@@ -29,8 +31,14 @@ from app.ingress.http.reply import Headers, Reply, Request
 from app.profile.file import load_heatmap, shipped
 
 PATH = "/sluice/admin/"
-What = Literal["policy", "set_policy", "explain", "journal", "scale"]
-_METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",), "scale": ("GET", "PUT")}
+What = Literal["policy", "set_policy", "explain", "journal", "scale", "logs", "set_logs"]
+_METHODS = {
+    "policy": ("GET", "PUT"),
+    "explain": ("GET",),
+    "journal": ("GET",),
+    "scale": ("GET", "PUT"),
+    "logs": ("GET", "PUT"),
+}
 _NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
 """Error codes of what the router says that it does not have."""
 
@@ -58,11 +66,15 @@ class AdminApi:
         """
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
-        if name not in _METHODS or (name in ("policy", "scale") and rest) or (name == "explain" and not rest):
+        if (
+            name not in _METHODS
+            or (name in ("policy", "scale", "logs") and rest)
+            or (name == "explain" and not rest)
+        ):
             raise ApiError(
                 404,
-                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal and"
-                f" {PATH}scale.",
+                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal,"
+                f" {PATH}scale and {PATH}logs.",
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
@@ -124,6 +136,8 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7):
             raise bad_request(f"{rest!r} is no number of events.", "tail")
         return "journal", orjson.dumps({"tail": int(rest or 0)})
+    if name == "logs":
+        return ("set_logs", request.body) if request.method == "PUT" else ("logs", b"")
     if name == "scale":
         return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":

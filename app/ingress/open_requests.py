@@ -10,7 +10,7 @@ from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
 
 if TYPE_CHECKING:
-    from actors.telemetry.export import Traces
+    from actors.telemetry.traces import Traces
 
 log = logging.getLogger(__name__)
 

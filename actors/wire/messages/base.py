@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
@@ -44,6 +44,16 @@ class Ping(Wire, frozen=True):
     """
 
     generation: int = 0
+
+
+class SetLogs(Wire, frozen=True):
+    """Router -> ingress, engine and autoscaler: write lines of `logger` and of those below it ("": all) from `level`
+    on, and access lines or none; what is None stays as it is. It holds until the process ends.
+    """
+
+    level: str | None = None
+    logger: str = ""
+    access: bool | None = None
 
 
 class Prove(Wire, frozen=True):
