@@ -5,12 +5,14 @@ handle call is `Router.addresses`, made at each connect). Each is a plain class,
 deployment.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import logging
 import os
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +25,7 @@ from actors import garbage, no_memory
 from actors.engine.cores import claim, divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.scaling import fleet
+from actors.telemetry import logs
 from actors.wire.channel import Identity
 from app.addresses import listen_addresses, node_host
 from app.config import ModelConfig, RouterConfig, WireConfig
@@ -34,10 +37,14 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
     from actors.engine.protocol import Engine
+    from actors.engine.server import EngineServer
+    from actors.telemetry.start import StartTrace
 
 log = logging.getLogger("ray.serve")
 
 DEFAULT_SECRET_ENV = "SLUICE_WIRE_SECRET"
+ANNOUNCE_S = 60.0
+"""Longest time that the trace of a start waits for the engine's announcement. ASSUMPTION: a router restarts sooner."""
 DRAIN_S = 15.0
 """Seconds that an ingress gives its running requests before it ends, where its options do not say otherwise."""
 
@@ -91,10 +98,12 @@ class RouterReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, router: RouterConfig, wire: WireConfig
     ) -> None:
+        from actors.router.clock import clock_s
         from actors.router.forecasts import Forecasts
         from actors.router.journal import RouterJournal
         from actors.router.network.feed import RouterNetwork
         from actors.router.server import RouterServer
+        from actors.telemetry.environment import decision_traces
         from policies.dispatch.dispatcher import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
 
@@ -106,6 +115,7 @@ class RouterReplica:
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", wire.secret())
+        logs.start("router")
         generation = next_generation(serve.get_replica_context().app_name)
         network = RouterNetwork(router.network_config(), ray.nodes)
         journal = RouterJournal(
@@ -121,6 +131,7 @@ class RouterReplica:
             generation,
             router.regime_thresholds(),
             router.role_switch_config(),
+            decision_traces(me.id, clock_s),
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()
@@ -188,12 +199,14 @@ class EngineReplica:
         from actors.engine.report import Reporter
         from actors.engine.server import EngineServer
         from actors.engine.topology import labels_of_process
+        from actors.telemetry.environment import start_trace
 
         context = serve.get_replica_context()
         node_id = ray.get_runtime_context().get_node_id()
         node = config.topology.node or node_id
         self._drain_s = stay.drain_s
         engine_id = fleet.engine_id(config.name, context.replica_id.unique_id)
+        logs.start("engine", engine_id)
         defaults: dict[str, Any] = {"side_channel_host": node_host(wire) or "127.0.0.1"}
         if cores is not None:
             self._cores = claim(
@@ -220,7 +233,9 @@ class EngineReplica:
             duty="warm" if stay.active is not None and context.rank.rank >= stay.active else "active",
             began_s=began_s,
         )
-        await self._server.start()
+        trace = start_trace(engine_id, config.role, config.kind)
+        with nullcontext() if trace is None else trace.inherited():
+            await self._server.start()
         self._reporter = Reporter(me, self._server, finder(router))
         self._reporter.start()
         self._drain_point = DrainPoint(socket_directory(wire.socket_dir), engine_id, self._drain)
@@ -229,6 +244,10 @@ class EngineReplica:
         no_memory.watch()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
         log.info("start of %s: %s", engine_id, json.dumps(start_of(engine, began_s)))
+        if trace is not None:
+            self._telling = asyncio.create_task(
+                tell_start(trace, self._server, start_of(engine, began_s)["phases"])
+            )
 
     async def check_health(self) -> None:
         """Answers Serve's health probe; an exception makes Serve replace the replica."""
@@ -252,6 +271,22 @@ class EngineReplica:
             await self._reporter.stop()
         if hasattr(self, "_server"):
             await self._server.stop()
+
+
+async def tell_start(trace: "StartTrace", server: "EngineServer", phases: dict[str, float]) -> None:
+    """Sends the trace of an engine's start once the engine is announced, or after `ANNOUNCE_S` without that step."""
+    until_s = time.monotonic() + ANNOUNCE_S
+    while (started := server.info().started) is None or started.announce_s is None:
+        if time.monotonic() > until_s:
+            break
+        await asyncio.sleep(0.1)
+    if started is None:
+        return
+    steps = {"process": started.process_s, "weights": started.weights_s, "post_load": started.post_load_s}
+    if started.announce_s is not None:
+        steps["announce"] = started.announce_s
+    own = {name: took_s for name, took_s in phases.items() if name != "ready"}
+    await asyncio.to_thread(trace.send, started.began_s, steps, own)
 
 
 def start_of(engine: "Engine", began_s: float) -> dict[str, Any]:
@@ -293,6 +328,7 @@ class AutoscalerReplica:
         from app.counts import RayStore, ServeCounts
 
         application = serve.get_replica_context().app_name
+        logs.start("autoscaler")
         version = importlib.metadata.version("sluice-server")
         groups, policy, journal = config.groups(), config.policy(), config.scaling.journal_config()
         self._counts = counts = ServeCounts(

@@ -26,11 +26,13 @@ from ._core import (
     completion_call,
     explain_call,
     failure,
+    logs_call,
     parse,
     policy_call,
     retry_delay_s,
     scale_call,
     scaling_call,
+    set_logs_call,
     set_policy_call,
 )
 from ._errors import SluiceError, UnavailableError
@@ -44,6 +46,7 @@ from .types import (
     CompletionChunk,
     Explanation,
     Health,
+    Logs,
     Model,
     ModelList,
     Policies,
@@ -191,6 +194,16 @@ class AsyncSluice:
     ) -> Scaling:
         """Has these numbers of replicas serve, or the policy decide; see `Sluice.scale`."""
         return parse(await self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
+
+    async def logs(self) -> Logs:
+        """Returns the levels of the router's log lines; see `Sluice.logs`."""
+        return parse(await self._answer(logs_call(self._settings)), Logs)
+
+    async def set_logs(
+        self, level: str | None = None, *, logger: str | None = None, access: bool | None = None
+    ) -> Logs:
+        """Changes the log lines of all processes; see `Sluice.set_logs`."""
+        return parse(await self._answer(set_logs_call(self._settings, level, logger, access)), Logs)
 
     async def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request; see `Sluice.explain`."""

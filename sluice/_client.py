@@ -25,11 +25,13 @@ from ._core import (
     completion_call,
     explain_call,
     failure,
+    logs_call,
     parse,
     policy_call,
     retry_delay_s,
     scale_call,
     scaling_call,
+    set_logs_call,
     set_policy_call,
 )
 from ._errors import SluiceError, UnavailableError
@@ -44,6 +46,7 @@ from .types import (
     CompletionChunk,
     Explanation,
     Health,
+    Logs,
     Model,
     ModelList,
     Policies,
@@ -178,7 +181,7 @@ class Sluice:
     def policies(self) -> Policies:
         """Returns the routing policies in use, and those that can be chosen.
 
-        This call needs an admin key, as `set_policies`, `explain`, `scaling` and `scale` do.
+        This call needs an admin key, as `set_policies`, `explain`, `scaling`, `scale`, `logs` and `set_logs` do.
         """
         return parse(self._answer(policy_call(self._settings)), Policies)
 
@@ -218,6 +221,21 @@ class Sluice:
         NotFoundError where the server has no autoscaler.
         """
         return parse(self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
+
+    def logs(self) -> Logs:
+        """Returns the levels of the router's log lines, by logger."""
+        return parse(self._answer(logs_call(self._settings)), Logs)
+
+    def set_logs(
+        self, level: str | None = None, *, logger: str | None = None, access: bool | None = None
+    ) -> Logs:
+        """Changes the log lines of router, ingresses, engines and autoscaler until they end.
+
+        `level` (DEBUG, INFO, WARNING or ERROR) is the least one of all lines, or of those of one `logger`, such as
+        actors.router. With `access` each ingress writes a line for each request. Raises BadRequestError that says what
+        is allowed.
+        """
+        return parse(self._answer(set_logs_call(self._settings, level, logger, access)), Logs)
 
     def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request, with their reasons.

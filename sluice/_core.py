@@ -291,6 +291,22 @@ def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool,
     )
 
 
+def logs_call(settings: Settings) -> Call:
+    """Returns the call that gets the levels of log lines."""
+    return Call("GET", "/sluice/admin/logs", headers=_admin_headers(settings))
+
+
+def set_logs_call(settings: Settings, level: str | None, logger: str | None, access: bool | None) -> Call:
+    """Returns the call that changes log lines. Raises ValueError for no change, or for a logger without a level."""
+    if level is None and access is None:
+        raise ValueError("nothing to change: give level or access")
+    if logger is not None and level is None:
+        raise ValueError("logger needs level: access lines are all on or all off")
+    asked = {"level": level, "logger": logger, "access": access}
+    body = {name: value for name, value in asked.items() if value is not None}
+    return Call("PUT", "/sluice/admin/logs", body=json.dumps(body).encode(), headers=_admin_headers(settings))
+
+
 def explain_call(settings: Settings, request_id: str) -> Call:
     """Returns the call that gets the decisions made for a request."""
     return Call(

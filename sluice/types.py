@@ -476,6 +476,15 @@ class Scaling(Result):
     notes: list[str] = Field(default_factory=list)
 
 
+class Logs(Result):
+    """The least levels of the router's log lines by logger. After a change `told` is the number of other processes that
+    it was sent to.
+    """
+
+    levels: dict[str, str] = Field(default_factory=dict)
+    told: int | None = None
+
+
 class Ranked(Result):
     """One candidate of a decision, with its cost (the lowest is the best) and the terms that make up the cost."""
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from tests.actors.telemetry.collector import Collector
     from tests.live.serving import App
 
 # Ray keeps to loopback and sends no usage statistics; both are read when ray is imported, so they are set first.
@@ -23,10 +24,21 @@ settings.load_profile("sluice")
 
 
 @pytest.fixture(scope="session")
-def vllm_app(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[App]":
+def vllm_traces() -> "Iterator[Collector]":
+    """The collector of traces to which `vllm_app` sends its own."""
+    from tests.actors.telemetry.collector import collector
+
+    with collector() as to:
+        yield to
+
+
+@pytest.fixture(scope="session")
+def vllm_app(tmp_path_factory: pytest.TempPathFactory, vllm_traces: "Collector") -> "Iterator[App]":
     """A whole Sluice on real vLLM engines, started once for all tests that need one; see tests.live.vllm_app."""
     from tests.live.serving import config_file, serving
     from tests.live.vllm_app import chaos_config
 
-    with serving(config_file(tmp_path_factory.mktemp("vllm-app"), "cpu.yaml", chaos_config)) as running:
+    file = config_file(tmp_path_factory.mktemp("vllm-app"), "cpu.yaml", chaos_config)
+    traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{vllm_traces.port}"}
+    with serving(file, environment=traced) as running:
         yield running

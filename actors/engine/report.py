@@ -12,6 +12,7 @@ import msgspec
 
 from actors.engine.kv_mirror import KvMirror
 from actors.engine.protocol import EngineMetrics
+from actors.telemetry import logs
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
 from actors.wire.messages import (
@@ -24,6 +25,7 @@ from actors.wire.messages import (
     KvStop,
     Message,
     Role,
+    SetLogs,
     SetRole,
     Status,
 )
@@ -113,6 +115,9 @@ class Reporter:
             self._server.set_role(message.role, message.duty, message.lent)
             self._server.news.set()
             self.announce()
+            return
+        if isinstance(message, SetLogs):
+            logs.change(message.level, message.logger, message.access)
             return
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
             log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)

@@ -7,6 +7,8 @@
     journal     {"tail": n}: the state of the event log, and its last n events
     facts       engines with the totals of their steps, and the network as configured and learnt
     assign      {"engine", "role", "duty"}: has one engine serve a role, or wait warm (`actors.router.assigning`)
+    logs        the levels of the router's loggers
+    set_logs    {"level", "logger", "access"}: changes the log lines of router, ingresses, engines and autoscaler
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
@@ -21,6 +23,7 @@ from actors.router.decisions import DecisionLog, described
 from actors.router.facts import FleetFacts
 from actors.router.flows import FlowAgents, available
 from actors.router.journal import RouterJournal
+from actors.telemetry import logs
 from actors.wire import messages as wire
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.journal.codec import CodecError, dumps, encoder, loads
@@ -48,7 +51,8 @@ class Refused(ValueError):
 
 class RouterAdmin:
     """Answers the questions about one router. `feed` takes events for the dispatcher; `changed` runs after a change of
-    policy; `assign` orders one engine to serve a role with a duty.
+    policy; `assign` orders one engine to serve a role with a duty; `tell` sends a change of log lines to all processes
+    and returns their number.
     """
 
     def __init__(
@@ -61,8 +65,9 @@ class RouterAdmin:
         flows: FlowAgents | None = None,
         facts: FleetFacts | None = None,
         assign: Callable[[object, object, object], dict[str, Any]] | None = None,
+        tell: Callable[[wire.SetLogs], int] = lambda message: 0,
     ) -> None:
-        self._assign = assign
+        self._assign, self._tell = assign, tell
         self._flows = FlowAgents() if flows is None else flows
         self._facts = facts
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
@@ -102,6 +107,10 @@ class RouterAdmin:
                 if self._assign is None:
                     raise Refused(404, "this router has no engines to order")
                 return self._assign(asked.get("engine"), asked.get("role"), asked.get("duty"))
+            case "logs":
+                return {"levels": logs.levels()}
+            case "set_logs":
+                return self._set_logs(asked)
             case "scale":
                 raise Refused(404, "the autoscaler answers this, and the router does not")
 
@@ -137,6 +146,22 @@ class RouterAdmin:
         except ValueError as error:
             raise Refused(400, f"{error}; nothing was changed") from None
         self._changed()
+
+    def _set_logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(asked) - {"level", "logger", "access"})
+        if unknown or not set(asked) & {"level", "access"}:
+            what = f"{unknown[0]!r} is not known" if unknown else "nothing is asked for"
+            raise Refused(400, f"{what}: give level (with logger, for a part of them) or access")
+        level, logger, access = asked.get("level"), asked.get("logger") or "", asked.get("access")
+        if not isinstance(logger, str) or not isinstance(access, bool | None):
+            raise Refused(400, "logger must be a name, and access true or false")
+        try:
+            logs.change(level, logger, access)
+        except logs.BadLogs as error:
+            raise Refused(400, f"{error}; nothing was changed") from None
+        told = self._tell(wire.SetLogs(level, logger, access))
+        log.info("an administrator set log level %s of %s, access lines %s", level, logger or "all", access)
+        return {"levels": logs.levels(), "told": told}
 
     def _explain(self, request_id: str) -> dict[str, Any]:
         decisions = self._decisions.explain(request_id)

@@ -81,7 +81,7 @@ class Autoscaler:
         self._sent: dict[str, _Sent] = {}
         self._leads = LeadTimes()
         self.gauges: Mapping[str, float] = {}
-        """The leads that the connected autoscaler has learned, by the names of metrics."""
+        """The figures that the connected autoscaler told last (`LeadsTold`), by the names of metrics."""
         self.assignments = 0
         """Number of orders that were passed on to engines."""
 
@@ -89,6 +89,11 @@ class Autoscaler:
     def connected(self) -> bool:
         """Whether an autoscaler decides now."""
         return self._channel is not None
+
+    @property
+    def channel(self) -> Channel | None:
+        """The connection of the autoscaler that is obeyed, if there is one."""
+        return self._channel
 
     # -------------------------------------------------------------------------------------------------- connection
 
@@ -183,7 +188,7 @@ class Autoscaler:
                 self.standby = message
                 self._stands_by(message)
         elif isinstance(message, LeadsTold):
-            self.gauges = message.seconds
+            self.gauges = message.figures
         else:
             self._answer(message)
 

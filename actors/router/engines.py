@@ -30,6 +30,7 @@ class _Engine:
     info: EngineInfo
     channel: Channel
     status: Status | None = None
+    reported_s: float = 0.0
     duty_since_s: float = 0.0
     active_since_s: float = 0.0
     forget: asyncio.TimerHandle | None = None
@@ -69,7 +70,7 @@ class Engines:
             self._drop([worker for worker in workers_of(known.info) if worker not in workers])
         now_s, status = clock_s(), known.status if known else None
         engine = self._engines[info.id] = _Engine(
-            info, channel, status, now_s - duty_for_s, now_s - active_for_s
+            info, channel, status, now_s, now_s - duty_for_s, now_s - active_for_s
         )
         self._network.engine(info)
         self._set_state(engine, info.state)
@@ -87,7 +88,7 @@ class Engines:
             # an engine announces itself before it reports, so this is a late report of a forgotten engine
             return
         told = reports(engine.info, status, clock_s())
-        engine.status = status
+        engine.status, engine.reported_s = status, clock_s()
         if status.state != engine.info.state:
             self._set_state(engine, status.state)
             self._changed()
@@ -137,6 +138,10 @@ class Engines:
     def statuses(self) -> list[Status]:
         """Returns the last report of each engine that has sent one."""
         return [engine.status for engine in self._engines.values() if engine.status is not None]
+
+    def longest_silence_s(self) -> float:
+        """Returns for how long the engine that was silent longest has neither announced itself nor reported."""
+        return max((clock_s() - engine.reported_s for engine in self._engines.values()), default=0.0)
 
     def duty_since_s(self, engine_id: str) -> float | None:
         """Returns the time on the router's clock since which an engine has had its duty; None for an unknown engine."""

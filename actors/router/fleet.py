@@ -29,7 +29,7 @@ from actors.wire.messages import (
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.base import Needs
 from policies.routing.flowkv.regimes import Regime, RegimeThresholds, RegimeWatch
-from policies.state.views import WorkerId
+from policies.state.views import PoolEntry, WorkerId
 
 
 class FleetReport:
@@ -117,6 +117,18 @@ class FleetReport:
         seen = self._regime.look(self._dispatcher.state.snapshot(clock_s(), ()))
         return FleetLoad(seen.regime.value, seen.prefill_mean, seen.decode_mean, seen.idle)
 
+    def _waits(self) -> dict[str, float]:
+        """Returns the figures of what waits: the bound of the queue, the age of the oldest pool entry, and the largest
+        share of an entry's lease that has passed since it was granted or last renewed.
+        """
+        now_s, entries = clock_s(), self._dispatcher.state.waiting()
+        used = (_used_share(entry, now_s) for entry in entries)
+        return {
+            "queue_limit": float(self._dispatcher.config.max_queue),
+            "pool_oldest_seconds": max((now_s - entry.entered_s for entry in entries), default=0.0),
+            "pool_lease_used_ratio": max(used, default=0.0),
+        }
+
     def status(
         self, ingresses: int, own_totals: Mapping[str, float], own_gauges: Mapping[str, float]
     ) -> FleetStatus:
@@ -132,6 +144,7 @@ class FleetReport:
         totals |= self._flows.totals()
         gauges |= self._flows.gauges()
         gauges |= own_gauges
+        gauges |= self._waits() | {"engine_silence_seconds_max": self._engines.longest_silence_s()}
         load = self._load()
         gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}
         gauges |= {"load_idle_workers": float(len(load.idle))}
@@ -158,6 +171,12 @@ class FleetReport:
             load=load,
             flows=self._flows.status(),
         )
+
+
+def _used_share(entry: PoolEntry, now_s: float) -> float:
+    since_s = entry.entered_s if entry.renewed_s is None else entry.renewed_s
+    lease_s = entry.lease_until_s - since_s
+    return 1.0 if lease_s <= 0 else max(0.0, (now_s - since_s) / lease_s)
 
 
 def block_tokens(infos: list[EngineInfo]) -> int | None:

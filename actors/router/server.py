@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors import no_memory
 from actors.router.admin import RouterAdmin
@@ -44,6 +44,9 @@ from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request, WorkerId
 
+if TYPE_CHECKING:
+    from actors.telemetry.decisions import DecisionTraces
+
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
@@ -66,7 +69,8 @@ class RouterServer:
 
     `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
     `regimes` are the thresholds by which the router reports how loaded its fleet is, and `role_switch` says for how
-    long it lends idle engines to the other role (by default it lends none).
+    long it lends idle engines to the other role (by default it lends none). `traces` take the decisions about sampled
+    requests.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class RouterServer:
         generation: int = 0,
         regimes: RegimeThresholds | None = None,
         role_switch: RoleSwitchConfig | None = None,
+        traces: "DecisionTraces | None" = None,
     ) -> None:
+        self._traces = traces
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
         self.decisions = DecisionLog()
@@ -119,6 +125,7 @@ class RouterServer:
             self._flows,
             facts,
             self._assign,
+            self._tell_logs,
         )
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
@@ -176,6 +183,8 @@ class RouterServer:
             await self._forecasts.stop()
         self._network.stop()
         self._tasks, self._servers = [], []
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
 
     # --------------------------------------------------------------------------------------------- connections
 
@@ -282,6 +291,8 @@ class RouterServer:
         self._ingresses.own(channel, message.attempt_id)
         if message.client_request_id:
             self.decisions.name(message.attempt_id, message.client_request_id)
+        if self._traces is not None:
+            self._traces.follow(message.attempt_id, message.trace)
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
@@ -345,6 +356,8 @@ class RouterServer:
             return
         self._network.closed(attempt_id)
         self._autoscaler.forget(attempt_id)
+        if self._traces is not None:
+            self._traces.forget(attempt_id)
         if self._forecasts is not None:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
         if failed is not None:
@@ -353,6 +366,8 @@ class RouterServer:
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
         self._ingresses.own(channel, message.submit.attempt_id)
+        if self._traces is not None:
+            self._traces.follow(message.submit.attempt_id, message.submit.trace)
         self._feed(adopted_of(message, clock_s(), self.engines.workers))
 
     def _request(self, message: wire.Submit, now_s: float) -> Request:
@@ -406,6 +421,9 @@ class RouterServer:
             self.decisions.record(
                 event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode, self._quarantined
             )
+            if self._traces is not None:
+                names = dispatcher.prefill.name, dispatcher.decode.name
+                self._traces.decided(event.now_s, took_s, actions, *names)
             for action in actions:
                 self._act(action)
         if dispatcher.state.quarantine_version != self._quarantine_version:
@@ -435,6 +453,8 @@ class RouterServer:
             case Reject():
                 self._ingresses.disown(action.attempt_id)
                 self._autoscaler.forget(action.attempt_id)
+                if self._traces is not None:
+                    self._traces.forget(action.attempt_id)
                 if self._forecasts is not None:
                     self._forecasts.closed(action.attempt_id, "rejected", 0, clock_s())
                 why = action.reason, action.retry_after_s, action.detail
@@ -474,6 +494,15 @@ class RouterServer:
     def _policies_changed(self) -> None:
         self._kv_feed.want(Needs.HITS in self.dispatcher.needs)
         self._broadcast_fleet()
+
+    def _tell_logs(self, message: wire.SetLogs) -> int:
+        """Sends a change of log lines to all ingresses, engines and the autoscaler. Returns how many got it."""
+        channels = [self.engines.channel(info.id) for info in self.engines.infos()]
+        told = [channel for channel in (*channels, self._autoscaler.channel) if channel is not None]
+        for channel in told:
+            channel.send(message)
+        self._ingresses.broadcast(message)
+        return len(told) + len(self._ingresses)
 
     def _stands_by(self, standby: wire.Standby) -> None:
         """Takes in that the fleet fell asleep, wakes, or is awake, and tells the ingresses."""
@@ -515,6 +544,11 @@ class RouterServer:
                 "role_switches": float(self._roles.switches),
                 "assignments": float(self._autoscaler.assignments),
             }
-            | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
+            | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()}
+            | self._trace_totals(),
             self._autoscaler.gauges,
         )
+
+    def _trace_totals(self) -> dict[str, float]:
+        totals = {} if self._traces is None else self._traces.totals
+        return {f"traces_{result}": float(number) for result, number in totals.items()}

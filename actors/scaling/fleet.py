@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from actors.wire.messages import Started
+from policies.scaling.base import Plan
 from policies.scaling.observation import Duty, EngineView, Observation
 from policies.scaling.starts import StartSteps
 from policies.state.views import Role
@@ -109,6 +110,28 @@ def start_steps(engine: str, started: Started, fleet: Fleet) -> StartSteps | Non
     return StartSteps(
         reserve_s, started.process_s, started.weights_s, started.post_load_s, started.announce_s
     )
+
+
+def figures(
+    seen: Observation, fleet: Fleet, plan: Plan | None, groups: Mapping[str, Group]
+) -> dict[str, float]:
+    """Returns what operators watch of a completed observation, by the names of metrics: engines that wait warm and how
+    many are wanted, replicas that are wanted, and for how long the oldest replica without an engine has been starting.
+    """
+    warm_wanted = sum(group.warm for group in groups.values()) if plan is None else plan.warm
+    starting = {engine.engine for engine in seen.with_duty(Duty.STARTING)}
+    since_s = [
+        replica.started_s
+        for name, deployed in fleet.groups.items()
+        for replica in deployed.staying
+        if replica.started_s and engine_id(name, replica.id) in starting
+    ]
+    return {
+        "warm_engines": float(len(seen.with_duty(Duty.WARM))),
+        "warm_wanted": float(warm_wanted),
+        "replicas_wanted": float(sum(deployed.target for deployed in fleet.groups.values())),
+        "replica_start_seconds_max": max((seen.now_s - at_s for at_s in since_s), default=0.0),
+    }
 
 
 def stop_order(fleet: Fleet, group: str) -> list[Replica]:

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from actors.scaling.asked import answer
 from actors.scaling.control import Controller, Decision
-from actors.scaling.fleet import Fleet, start_steps
+from actors.scaling.fleet import Fleet, figures, start_steps
 from actors.scaling.journal import ScalingJournal
+from actors.telemetry import logs
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
 from actors.wire.messages import (
@@ -26,6 +27,7 @@ from actors.wire.messages import (
     Message,
     ScaleAnswered,
     ScaleAsked,
+    SetLogs,
     Standby,
 )
 from actors.wire.messages import Duty as WireDuty
@@ -138,6 +140,8 @@ class Autoscaler:
                 self._news.set()
             case ScaleAsked():
                 self._answer(channel, message)
+            case SetLogs():
+                logs.change(message.level, message.logger, message.access)
             case _:
                 raise ValueError(f"an autoscaler does not take {type(message).__name__}")
 
@@ -191,7 +195,7 @@ class Autoscaler:
         found = ((engine, start_steps(engine, one, fleet)) for engine, one in observed.starts.items())
         starts = {engine: steps for engine, steps in found if steps is not None}
         made = self.controller.decide(seen, observed.fitted_rows, fleet, observed.abilities, starts)
-        self._tell_leads(made.seen)
+        self._tell_figures(made.seen, figures(made.seen, fleet, made.plan, self.controller.groups))
         decided = made.fault if made.step is None else made.step
         if decided is not None and self._journal is not None:
             self._journal.write(made.before, made.seen, decided)
@@ -230,13 +234,15 @@ class Autoscaler:
         for channel, answered in orders:
             channel.send(answered)
 
-    def _tell_leads(self, seen: Observation) -> None:
-        """Tells the router leads and steps for its metrics, in every round: it may be a new one."""
+    def _tell_figures(self, seen: Observation, known: Mapping[str, float]) -> None:
+        """Tells the router leads, steps and what is `known` of the fleet for its metrics, in every round: it may be a
+        new one.
+        """
         seconds = {f"lead_seconds_{name[:-2]}": value for name, value in asdict(seen.leads).items()}
         steps = self.controller.start_steps
         if steps is not None:
             seconds |= {f"start_step_seconds_{name[:-2]}": value for name, value in asdict(steps).items()}
-        self._link.send(LeadsTold(seconds))
+        self._link.send(LeadsTold({**seconds, **known}))
 
     def _tell(self, made: Decision) -> None:
         """Logs a decision that differs from the one before."""

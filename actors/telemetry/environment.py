@@ -8,16 +8,30 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from actors.telemetry.export import Result, Traces
+    from actors.telemetry.decisions import DecisionTraces
+    from actors.telemetry.export import Result
+    from actors.telemetry.start import StartTrace
+    from actors.telemetry.traces import Traces
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TRACES, _ALL = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
     """Returns whether traces are to be sent: an endpoint is named, and neither SDK nor exporter is turned off."""
+    return traces_endpoint(environment) is not None
+
+
+def traces_endpoint(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the URL that takes traces, or None where none are to be sent. The variable of all signals names the
+    collector, to which OpenTelemetry's specification adds the path of traces.
+    """
     disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    no_exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").lower() == "none"
-    return not disabled and not no_exporter and any(environment.get(name) for name in _ENDPOINTS)
+    if disabled or environment.get("OTEL_TRACES_EXPORTER", "otlp").lower() == "none":
+        return None
+    if environment.get(_TRACES):
+        return environment[_TRACES]
+    root = environment.get(_ALL)
+    return f"{root.rstrip('/')}/v1/traces" if root else None
 
 
 def traces_of_environment(
@@ -30,7 +44,32 @@ def traces_of_environment(
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from actors.telemetry.export import Traces
+    from actors.telemetry.traces import Traces
 
-    names = {"service.name": os.environ.get("OTEL_SERVICE_NAME", service), "service.instance.id": instance}
-    return Traces(OTLPSpanExporter(), count, names)
+    return Traces(OTLPSpanExporter(), count, _names(service, instance))
+
+
+def decision_traces(instance: str, now_s: Callable[[], float]) -> "DecisionTraces | None":
+    """Returns what adds the decisions of the router `instance` to traces, or None where none are wanted."""
+    if not is_wanted():
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    from actors.telemetry.decisions import DecisionTraces
+
+    return DecisionTraces(OTLPSpanExporter(), _names("sluice-router", instance), now_s)
+
+
+def start_trace(engine_id: str, role: str, kind: str) -> "StartTrace | None":
+    """Returns the trace of the start of an engine, which begins now, or None where none is wanted."""
+    if not is_wanted():
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    from actors.telemetry.start import StartTrace
+
+    return StartTrace(OTLPSpanExporter, _names("sluice-engine", engine_id), engine_id, role, kind)
+
+
+def _names(service: str, instance: str) -> dict[str, str]:
+    return {"service.name": os.environ.get("OTEL_SERVICE_NAME", service), "service.instance.id": instance}

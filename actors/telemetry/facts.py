@@ -10,6 +10,21 @@ from policies.request.life import Times
 from policies.request.stage import Outcome
 
 
+class Place(NamedTuple):
+    """The place of a span in a trace, drawn before the span is made so that other processes can hang theirs below it.
+    `parent_id` is the span above it in another process, or None. Ids are numbers of 128 (trace) and 64 bits (span).
+    """
+
+    trace_id: int
+    span_id: int
+    parent_id: int | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """The place as W3C's header `traceparent`, which says that the trace is kept."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
+
+
 class Attempt(NamedTuple):
     """One attempt, as it ended at `ended_s`, of the prompt whose first choice is `prompt`. Engines are None where the
     router had chosen none.
@@ -41,12 +56,25 @@ class Attempt(NamedTuple):
 @dataclass(slots=True)
 class Kept:
     """The attempts of one client's request, in the order in which they ended, and what became of the objectives of each
-    of its prompts (`RequestEnd.result`).
+    of its prompts (`RequestEnd.result`). `place` is that of the whole request in its trace, or None where no traces are
+    kept. If it is `sampled`, other processes add spans of their own; the trace of a request that is not sampled is kept
+    only if it goes badly, with the ingress's spans alone.
     """
 
-    traceparent: str | None = None
+    place: Place | None = None
+    sampled: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     results: list[Result | None] = field(default_factory=list)
+
+    @property
+    def wire(self) -> str | None:
+        """The place as it goes to router and engines, or None if they are to add nothing."""
+        return self.place.traceparent if self.sampled and self.place is not None else None
+
+    @property
+    def trace_id(self) -> str:
+        """The trace's id as W3C writes it; "" where no traces are kept."""
+        return "" if self.place is None else f"{self.place.trace_id:032x}"
 
 
 class Answered(NamedTuple):

@@ -1,4 +1,4 @@
-"""Spans of a request that has ended.
+"""Spans of a request that has ended, as its ingress knows it.
 
     POST /v1/chat/completions       the whole request, at the ingress; it names the GenAI conventions' attributes
       prefill                       one span for each task at an engine, of each attempt
@@ -8,22 +8,22 @@
                                     span of the task that failed
 
 The events `queue` and `pool` of the whole span have the time in the router's queue and in the pool. A colocated
-attempt has no transfer: its prefill ends with the first token.
+attempt has no transfer: its prefill ends with the first token. Of a sampled request the router's decisions
+(`decisions`) and vLLM's own spans stand below the whole span, too.
 
 Source: OpenTelemetry semantic conventions for HTTP and for generative AI (v1.37, where `gen_ai.*` is experimental).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
 
+from actors.telemetry.export import Scribe
 from actors.telemetry.facts import Answered, Attempt
 
 Attributes = dict[str, str | int | float | bool]
-WallNs = Callable[[float], int]
-"""Returns nanoseconds since the epoch for seconds on the clock of the process."""
 
 
 class Part(NamedTuple):
@@ -82,31 +82,36 @@ def _part(
     return Part(name, start_s, end_s, engine, failed and attempt.failed is not None, attributes)
 
 
-def write(tracer: Tracer, answered: Answered, wall_ns: WallNs, parent: Context | None) -> None:
-    """Starts and ends all spans of a request. Those of the `tracer`'s provider get them, the whole span last."""
-    whole = tracer.start_span(
-        f"POST {answered.path}", parent, SpanKind.SERVER, _attributes(answered),
-        start_time=wall_ns(answered.started_s),
-    )  # fmt: skip
+def write(answered: Answered, scribe: Scribe) -> None:
+    """Starts and ends all spans of a request, the whole span last."""
+    place = answered.kept.place
+    assert place is not None
+    whole = scribe.at(
+        place,
+        f"POST {answered.path}",
+        SpanKind.SERVER,
+        _attributes(answered),
+        answered.started_s,
+    )
     inside = set_span_in_context(whole)
     ended: list[tuple[Attempt, Span]] = []
     for attempt in sorted(answered.kept.attempts, key=lambda one: one.times.submitted_s):
-        _waits(whole, attempt, wall_ns)
+        _waits(whole, attempt, scribe)
         before = [
             one
             for one in ended
             if one[0].prompt == attempt.prompt and one[0].ended_s <= attempt.times.submitted_s
         ]
         if before:
-            _goes_on(tracer, *before[-1], attempt, wall_ns, inside)
+            _goes_on(scribe, *before[-1], attempt, inside)
         last = whole
         for part in parts_of(attempt):
-            last = _write_part(tracer, part, attempt, wall_ns, inside)
+            last = _write_part(scribe, part, attempt, inside)
         if attempt.goes_on:
             ended.append((attempt, last))
     if answered.status >= 500:
         whole.set_status(Status(StatusCode.ERROR))
-    whole.end(wall_ns(answered.ended_s))
+    whole.end(scribe.wall_ns(answered.ended_s))
 
 
 def _attributes(answered: Answered) -> Attributes:
@@ -137,36 +142,35 @@ def _attributes(answered: Answered) -> Attributes:
     return found
 
 
-def _waits(whole: Span, attempt: Attempt, wall_ns: WallNs) -> None:
+def _waits(whole: Span, attempt: Attempt, scribe: Scribe) -> None:
     times = attempt.times
     if times.routed_s is not None:
         waited: Attributes = {
             "seconds": times.routed_s - times.submitted_s,
             "attempt": attempt.attempt_id,
         }
-        whole.add_event("queue", waited, wall_ns(times.routed_s))
+        whole.add_event("queue", waited, scribe.wall_ns(times.routed_s))
     if times.pooled_s is not None and times.decode_routed_s is not None:
         waited = {"seconds": times.decode_routed_s - times.pooled_s, "attempt": attempt.attempt_id}
-        whole.add_event("pool", waited, wall_ns(times.decode_routed_s))
+        whole.add_event("pool", waited, scribe.wall_ns(times.decode_routed_s))
 
 
-def _write_part(tracer: Tracer, part: Part, attempt: Attempt, wall_ns: WallNs, inside: Context) -> Span:
+def _write_part(scribe: Scribe, part: Part, attempt: Attempt, inside: Context) -> Span:
     attributes: Attributes = {
         "sluice.engine": part.engine,
         "sluice.attempt": attempt.attempt_id,
         **part.attributes,
     }
-    span = tracer.start_span(part.name, inside, SpanKind.CLIENT, attributes, start_time=wall_ns(part.start_s))
+    start_ns = scribe.wall_ns(part.start_s)
+    span = scribe.tracer.start_span(part.name, inside, SpanKind.CLIENT, attributes, start_time=start_ns)
     if part.failed and attempt.code is not None:
         span.set_attribute("error.type", attempt.code)
         span.set_status(Status(StatusCode.ERROR, attempt.code))
-    span.end(wall_ns(part.end_s))
+    span.end(scribe.wall_ns(part.end_s))
     return span
 
 
-def _goes_on(
-    tracer: Tracer, before: Attempt, at: Span, attempt: Attempt, wall_ns: WallNs, inside: Context
-) -> None:
+def _goes_on(scribe: Scribe, before: Attempt, at: Span, attempt: Attempt, inside: Context) -> None:
     """Writes the span from the end of an attempt, `at` one of its tasks, to the first token of the next."""
     first_s = attempt.times.attempt_first_s
     engine = attempt.decode_engine or attempt.prefill_engine
@@ -179,8 +183,8 @@ def _goes_on(
         attributes["sluice.from_engine"] = before.failed
     if engine is not None:
         attributes["sluice.to_engine"] = engine
-    span = tracer.start_span(
+    span = scribe.tracer.start_span(
         "migration" if attempt.carried_tokens else "retry", inside, SpanKind.INTERNAL, attributes,
-        [Link(at.get_span_context())], start_time=wall_ns(before.ended_s),
+        [Link(at.get_span_context())], start_time=scribe.wall_ns(before.ended_s),
     )  # fmt: skip
-    span.end(wall_ns(attempt.ended_s if first_s is None else first_s))
+    span.end(scribe.wall_ns(attempt.ended_s if first_s is None else first_s))

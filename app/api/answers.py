@@ -477,6 +477,23 @@ class ScalingChange(TypedDict, total=False):
     plan: bool
 
 
+class Logs(TypedDict):
+    """The levels of the router's loggers by name; a change also says how many other processes it was sent to."""
+
+    levels: dict[str, str]
+    told: NotRequired[int]
+
+
+class LogsChange(TypedDict, total=False):
+    """A change of the log lines of router, ingresses, engines and autoscaler: the least `level` of all or of one
+    `logger`, and whether ingresses write a line for each request.
+    """
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    logger: str
+    access: bool
+
+
 class Explanation(TypedDict):
     """Every decision made for a request, oldest first; the fields depend on `action`."""
 

@@ -114,6 +114,7 @@ _ANSWER_TYPES: tuple[Any, ...] = (
     answers.Error, answers.ChatCompletion, answers.ChatCompletionChunk, answers.Completion, answers.ModelList,
     answers.Live, answers.Ready, answers.Versions, answers.Status, answers.Policies, answers.PolicyChange,
     answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange, answers.Facts,
+    answers.Logs, answers.LogsChange,
 )  # fmt: skip
 
 
@@ -197,9 +198,15 @@ def _paths() -> Json:
         "/sluice/admin/facts": {
             "get": _admin("facts", "Show what a simulation of this fleet needs to know", "Facts"),
         },
+        "/sluice/admin/logs": {
+            "get": _admin("getLogs", "Show the levels of log lines", "Logs"),
+            "put": _admin("setLogs", "Change the log lines of all processes until they end", "Logs", 400, 413)
+            | {"requestBody": _body("LogsChange", _LOGS_EXAMPLE)},
+        },
     }
 
 
+_LOGS_EXAMPLE = {"level": "DEBUG", "logger": "actors.router"}
 _SCALE_EXAMPLE = {"counts": {"decode": 3}}
 _POLICY_EXAMPLE = {"decode": {"name": "netkv", "params": {}}}
 _EXAMPLES = {

@@ -21,6 +21,7 @@ _ENGINE = ("engine", "role")
 
 HERE = (
     gauge("sluice_router_connected", "0 or 1", "Whether this process is connected to a router."),
+    gauge("sluice_ready", "0 or 1", "Whether this replica can serve requests, as `/health/ready` says."),
     seconds("sluice_router_decision_seconds", "Time that the router took for one decision.", ()),
 )
 """Metrics that do not come from a reported name. The router sends the bounds of the histogram's buckets."""
@@ -44,6 +45,11 @@ ROUTER: dict[str, Metric] = _listed(
     "router", gauge, "",
     ("queued", "prompts", "Prompts that wait for a prefill worker."),
     ("pool", "prompts", "Finished prefills that wait for a decode worker."),
+    ("queue_limit", "prompts", "Most prompts that may wait for a prefill worker (`router.dispatch.max_queue`)."),
+    ("pool_oldest_seconds", "seconds", "Time for which the oldest finished prefill has waited in the prompt pool."),
+    ("pool_lease_used_ratio", "share of 1",
+        "Largest share of the lease of a finished prefill in the pool that has passed since it was granted or last "
+        "renewed. Leases are renewed at a third; from two thirds on a prompt is overdue."),
     ("in_flight", "prompts", "Prompts that the router has in any stage."),
     ("leases", "leases", "Prompts whose KV is held under a lease on a prefill worker."),
     (r"load_regime_(\w+)", "0 or 1",
@@ -58,6 +64,13 @@ ROUTER: dict[str, Metric] = _listed(
         "Time of each step in which replicas start, the 0.9 quantile of the last 64 starts that the autoscaler knows: "
         "`reserve` (placement, the replica's process), `process` (the engine's processes and imports), `weights`, "
         "`post_load` (KV blocks, a dummy request), `announce`.", "step"),
+    ("engine_silence_seconds_max", "seconds",
+        "Time since the last report of the engine that has been silent longest; engines report every second."),
+    ("warm_engines", "engines", "Engines that wait warm, as the autoscaler sees them."),
+    ("warm_wanted", "engines", "Engines that the autoscaler wants to wait warm."),
+    ("replicas_wanted", "replicas", "Replicas of engines that Ray Serve is asked for, over all groups."),
+    ("replica_start_seconds_max", "seconds",
+        "Time for which the replica that has been starting longest has had no engine at the router; 0 without one."),
     ("load_idle_workers", "workers", "Workers that are idle enough to take on the other role."),
     ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
     ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),
@@ -106,6 +119,9 @@ ROUTER: dict[str, Metric] = _listed(
     (r"silent_peers_(\w+)", "connections",
         "Connections that the router ended because nothing came from the peer, or it read nothing, for some seconds.",
         "peer"),
+    (r"traces_(\w+)", "decisions",
+        "Decisions about sampled requests by what became of their spans: `exported`, `failed` (the collector did not "
+        "take them) or `dropped` (too many waited).", "result"),
     ("prefix_index_refused_blocks", "blocks",
         "KV blocks that the prefix indexes did not take because they were full."),
     ("kv_event_batches", "batches", "Batches of KV events that the prefix indexes took in."),
@@ -225,13 +241,14 @@ def all_metrics() -> dict[str, tuple[Metric, ...]]:
 
 
 class Seen(NamedTuple):
-    """The fleet as a process knows it: the facts of its engines, the router's last figures (None before the first), and
-    whether a router is connected.
+    """The fleet as a process knows it: the facts of its engines, the router's last figures (None before the first),
+    whether a router is connected, and whether the process can serve requests (None: it serves none).
     """
 
     infos: Sequence[EngineInfo]
     status: FleetStatus | None
     connected: bool
+    ready: bool | None = None
 
 
 class FleetCollector(Collector):
@@ -244,9 +261,11 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterable[Family]:
         """Yields the metric families of one scrape."""
-        infos, status, connected = self._seen()
+        infos, status, connected, ready = self._seen()
         figures = _Figures()
         figures.add(HERE[0], float(connected))
+        if ready is not None:
+            figures.add(HERE[1], float(ready))
         for info in infos:
             figures.add(ENGINES["slots"], info.slots, info.id, info.role)
             figures.add(ENGINES["kv_blocks"], info.kv_blocks, info.id, info.role)
@@ -345,8 +364,8 @@ def _decision_times(status: FleetStatus) -> Iterable[Family]:
     bounds = [repr(bound) for bound in status.decision_bounds_s] + ["+Inf"]
     if len(status.decision_buckets) == len(bounds):
         yield HistogramMetricFamily(
-            HERE[1].name,
-            HERE[1].help,
+            HERE[2].name,
+            HERE[2].help,
             buckets=list(zip(bounds, map(float, status.decision_buckets), strict=True)),
             sum_value=status.decision_sum_s,
         )

@@ -7,6 +7,8 @@
     GET  /sluice/admin/scale            what the autoscaler sees, wants and orders
     PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"}, and "plan": true to change nothing
     GET  /sluice/admin/facts            engines with the totals of their steps, and the network as configured and learnt
+    GET  /sluice/admin/logs             the levels of the router's log lines
+    PUT  /sluice/admin/logs             {"level": NAME, "logger": NAME, "access": true | false}, for all processes
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
@@ -28,13 +30,14 @@ from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
 
 PATH = "/sluice/admin/"
-What = Literal["policy", "set_policy", "explain", "journal", "scale", "facts"]
+What = Literal["policy", "set_policy", "explain", "journal", "scale", "facts", "logs", "set_logs"]
 _METHODS = {
     "policy": ("GET", "PUT"),
     "explain": ("GET",),
     "journal": ("GET",),
     "scale": ("GET", "PUT"),
     "facts": ("GET",),
+    "logs": ("GET", "PUT"),
 }
 _NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
 """Error codes of what the router says that it does not have."""
@@ -65,13 +68,13 @@ class AdminApi:
         name, _, rest = request.path.removeprefix(PATH).partition("/")
         if (
             name not in _METHODS
-            or (name in ("policy", "scale", "facts") and rest)
+            or (name in ("policy", "scale", "facts", "logs") and rest)
             or (name == "explain" and not rest)
         ):
             raise ApiError(
                 404,
                 f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal,"
-                f" {PATH}scale and {PATH}facts.",
+                f" {PATH}scale, {PATH}facts and {PATH}logs.",
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
@@ -129,6 +132,8 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         return "journal", orjson.dumps({"tail": int(rest or 0)})
     if name == "facts":
         return "facts", b""
+    if name == "logs":
+        return ("set_logs", request.body) if request.method == "PUT" else ("logs", b"")
     if name == "scale":
         return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":

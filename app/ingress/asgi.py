@@ -19,6 +19,7 @@ from app.api.errors import ApiError, draining, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.fleet.figures import FleetCollector, Seen
+from app.ingress import access
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi, method_not_allowed
 from app.ingress.config import IngressConfig
@@ -34,13 +35,15 @@ from app.ingress.status import status_of
 from app.ingress.tokenizer import TextCodec
 
 if TYPE_CHECKING:
-    from actors.telemetry.export import Traces
+    from actors.telemetry.traces import Traces
 
 log = logging.getLogger(__name__)
 
 TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 OBSERVED = ("/metrics", "/sluice/status", "/health", "/health/live", "/health/ready", "/version")
 """Paths that a replica answers on its metrics port."""
+OUTPUT = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Paths of requests for output; one that is refused before its exchange begins has an access line, too."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -104,7 +107,12 @@ class IngressApp:
 
     def _seen(self) -> Seen:
         connections = self.connections
-        return Seen(connections.engines(), connections.fleet_status, connections.router_connected())
+        return Seen(
+            connections.engines(),
+            connections.fleet_status,
+            connections.router_connected(),
+            connections.ready() is None,
+        )
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -134,6 +142,8 @@ class IngressApp:
             handler(request, reply, request_id)
         except ApiError as error:
             self._refuse(error, reply, request_id)
+            if request.path in OUTPUT:
+                access.write(request.path, error.status, 0.0, request_id.shown, code=error.code)
 
     def dispatch_observation(self, request: Request, reply: Reply) -> None:
         """Answers one request on the metrics port, which shows this replica and takes no work."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from actors.loop_timeout import LoopTicks, Silence
 from actors.router.workers import standby_of
+from actors.telemetry import logs
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import (
@@ -42,6 +43,7 @@ from actors.wire.messages import (
     Reject,
     RouteDecode,
     RoutePrefill,
+    SetLogs,
     Standby,
     Tokens,
     Transfer,
@@ -445,6 +447,8 @@ class IngressConnections:
                 self._admin_calls.answer(message)
             case Fleet():
                 self._fleet_is(message)
+            case SetLogs():
+                logs.change(message.level, message.logger, message.access)
             case _:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
 

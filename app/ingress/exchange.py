@@ -7,11 +7,13 @@ at once. `_close` ends the exchange exactly once, at the first of finish, failur
 import logging
 import time
 
+from actors.telemetry import logs
 from actors.telemetry.facts import Answered, Kept
 from actors.wire.messages import Out
 from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
 from app.api.errors import ApiError
 from app.api.plan import Plan
+from app.ingress import access
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.intake import Prompts
 from app.ingress.open_requests import OpenRequests, RequestId
@@ -58,7 +60,7 @@ class HttpExchange:
         self._writer: StreamWriter | None = None
         self._id, self._client_request_id = request_id.own, request_id.client
         # for a trace or an observer, if there may be one: the attempts, and the status and time of the end
-        self._kept = requests.keep(request_id.traceparent)
+        self._kept = requests.keep(_path(plan), request_id.traceparent)
         self._code, self._ended_s = 0, started_s
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
@@ -186,7 +188,7 @@ class HttpExchange:
         envelope, plan = self.envelope, self.plan
         answered = Answered(
             kept=kept,
-            path="/v1/chat/completions" if plan.chat else "/v1/completions",
+            path=_path(plan),
             request_id=envelope.id,
             model=envelope.model,
             request_class=plan.terms.request_class,
@@ -205,7 +207,8 @@ class HttpExchange:
 
     def broken(self, error: Exception) -> None:
         """Fails this exchange alone, after an error in building or writing its answer."""
-        log.error("request %s: cannot build its answer", self.request_id, exc_info=error)
+        told = logs.about(request_id=self.request_id)
+        log.error("request %s: cannot build its answer", self.request_id, exc_info=error, extra=told)
         failure = ApiError(500, "Internal error; see the server's log.")
         if not self.closed:
             self.fail(failure)
@@ -267,6 +270,27 @@ class HttpExchange:
             metrics.ttft.observe(self._first_s - self._started_s, request_class)
         if code == 200:
             metrics.e2e.observe(requests.connections.now_s() - self._started_s, request_class)
+        if logs.access.on:
+            self._log(code)
+
+    def _log(self, code: int) -> None:
+        """Writes the access line of this exchange, which ends with `code`."""
+        plan, first_s = self.plan, self._first_s
+        access.write(
+            _path(plan),
+            code,
+            self._requests.connections.now_s() - self._started_s,
+            self.request_id,
+            attempt_id=self._live[-1].attempt_id if self._live else "",
+            trace_id="" if self._kept is None else self._kept.trace_id,
+            model=self.envelope.model,
+            request_class=plan.terms.request_class,
+            stream=plan.stream,
+            input_tokens=sum(map(len, self._tokens)),
+            output_tokens=sum(choice.tokens for choice in self._choices),
+            first_token_s=None if first_s is None else round(first_s - self._started_s, 6),
+            retried=sum(request.attempts for request in self._live),
+        )
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode())]
@@ -275,3 +299,7 @@ class HttpExchange:
         prompt = sum(map(len, self._tokens))
         completion = sum(choice.tokens for choice in self._choices)
         return usage_json(prompt, completion, sum(request.cached_tokens for request in self._live))
+
+
+def _path(plan: Plan) -> str:
+    return "/v1/chat/completions" if plan.chat else "/v1/completions"

@@ -7,6 +7,7 @@ missed it.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Literal
@@ -87,7 +88,9 @@ class Observers:
         if not self._connected:
             return
         if len(self._requests) < MOST_REQUESTS:
-            self._requests.append(answered)
+            # the ids of a trace are numbers too long for the wire
+            kept = dataclasses.replace(answered.kept, place=None)
+            self._requests.append(answered._replace(kept=kept))
         else:
             self._dropped += 1
 

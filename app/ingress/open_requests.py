@@ -11,7 +11,7 @@ from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
 
 if TYPE_CHECKING:
-    from actors.telemetry.export import Traces
+    from actors.telemetry.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,13 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def keep(self, traceparent: str | None) -> Kept | None:
+    def keep(self, path: str, traceparent: str | None) -> Kept | None:
         """Returns where the attempts of a request that begins are kept for its trace and for observers; None if nobody
         wants them.
         """
-        watched = self._observers.has_room()
-        return Kept(traceparent) if watched or self.traces is not None else None
+        if self.traces is not None:
+            return self.traces.begin(path, traceparent)
+        return Kept() if self._observers.has_room() else None
 
     def ended(self, answered: Answered) -> None:
         """Hands over what was kept of a request that has ended."""

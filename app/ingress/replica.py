@@ -11,6 +11,7 @@ from ray import serve
 
 from actors.engine.registry import ENGINES
 from actors.options import from_options
+from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
 from actors.wire.channel import Identity
 from app.admin_key import KeyFile, keys_of_environment
@@ -79,6 +80,7 @@ class IngressReplica:
         *engines: Any,
     ) -> None:
         me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", wire.secret())
+        logs.start("ingress")
         options = {
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,

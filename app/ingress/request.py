@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from actors.telemetry.facts import Attempt, Kept
+from actors.telemetry.logs import about
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
     Adopt,
@@ -197,7 +198,13 @@ class IngressRequest(Connected):
         failed = self.avoid[-1] if self.avoid else None
         self._connections.observers.note("retry", f"retry after a failed {task} ({code})", failed)
         avoided = ", ".join(self.avoid) or "no engine"
-        log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
+        log.warning(
+            "retry of a request after a failed %s (%s), now avoiding %s",
+            task,
+            code,
+            avoided,
+            extra=self._about(),
+        )
 
     def count_retry(self, change: int) -> None:
         self._connections.budgeted += change
@@ -214,8 +221,14 @@ class IngressRequest(Connected):
         self._connections.observers.note("migration", went_on, failed)
         log.warning(
             "a request goes on elsewhere with %d tokens after a failed %s (%s), now avoiding %s",
-            self.output_tokens, task, code, ", ".join(self.avoid),
+            self.output_tokens, task, code, ", ".join(self.avoid), extra=self._about(),
         )  # fmt: skip
+
+    def _about(self) -> dict[str, str]:
+        """Returns what log lines say of this request."""
+        kept = self.spec.kept
+        trace_id = None if kept is None else kept.trace_id
+        return about(self.attempt_id, self.spec.client_request_id or f"req-{self.spec.request_id}", trace_id)
 
     def resumed(self, stall_s: float) -> None:
         self._connections.metrics.migration_stall.observe(stall_s)
@@ -336,7 +349,12 @@ class IngressRequest(Connected):
             resumed_tokens=self.carried_tokens,
             again=self.attempts > 0,
             waits_s=now_s - self.waits_since_s,
+            trace=self._trace(),
         )
+
+    def _trace(self) -> str | None:
+        """Returns the request's place in its trace as `traceparent`, or None unless it is sampled."""
+        return None if self.spec.kept is None else self.spec.kept.wire
 
     def _priority(self) -> int:
         """The priority at router and engines; that of a migrated request is raised."""
@@ -374,6 +392,7 @@ class IngressRequest(Connected):
             spec.chat,
             None if self.lent is None else self.lent.handle,
             self._resume(),
+            self._trace(),
         )
         return self._connections.send_work(route.engine_id, self, message)
 
@@ -391,6 +410,7 @@ class IngressRequest(Connected):
             route.rank,
             resume,
             route.kv_due_s if isinstance(route, ev.RouteDecode) else None,
+            self._trace(),
         )
         return self._connections.send_work(route.engine_id, self, message)
 

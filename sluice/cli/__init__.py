@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from sluice import SluiceError
 from sluice._version import __version__
 
-from . import explain, generate, plugins, scale, show
+from . import explain, generate, logs, plugins, scale, show
 from .output import ENVIRONMENT_HELP, EXIT_HELP, Exit, UsageError, complain, connection_options, report
 
 __all__ = ["main"]
@@ -23,6 +23,7 @@ _COMMANDS: dict[str, tuple[str, _Configure]] = {
     "status": ("engines, router and requests in flight", show.configure_status),
     "policy": ("show the routing policies, or change them while it runs", explain.configure_policy),
     "scale": ("show what the autoscaler wants, or set numbers of replicas", scale.configure_scale),
+    "logs": ("show levels of log lines, or change them while it runs", logs.configure_logs),
     "explain": ("why a request was routed as it was", explain.configure_explain),
     "models": ("list the served models", show.configure_models),
     "version": ("versions of this command and of the server", show.configure_version),

@@ -175,17 +175,20 @@ def config_file(directory: Path, source: str, change: Any = None) -> Path:
 
 
 @contextmanager
-def serving(config: Path, join: str | None = None, mark: str | None = None) -> Iterator[App]:
+def serving(
+    config: Path, join: str | None = None, mark: str | None = None, environment: dict[str, str] | None = None
+) -> Iterator[App]:
     """Runs the config's application until the block ends; then Ctrl-C, and nothing may be left.
 
-    With `join` it runs on the Ray cluster at that address, whose processes have the environment variable `mark`.
+    With `join` it runs on the Ray cluster at that address, whose processes have the environment variable `mark`. Its
+    processes have `environment` beside this one's.
     """
     port, http_port = free_ports(2)
     log = Path(tempfile.mkstemp(prefix="sluice-app-", suffix=".log")[1])
     command = [sys.executable, "-m", "app.serve", "--config", str(config)]
     command += ["--port", str(port), "--http-port", str(http_port)]
     command += [] if join is None else ["--address", join]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=env, start_new_session=True)
     app = App(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{http_port}", log, "sluice", mark=mark)

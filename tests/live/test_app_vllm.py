@@ -1,13 +1,15 @@
 """The main promise, through Ray Serve and HTTP: a real model, prefilled on one engine and decoded on another."""
 
 import math
+import time
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from tests.live.serving import App
+from tests.actors.telemetry.collector import Collector, attributes
+from tests.live.serving import PATIENCE_S, App
 from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -116,3 +118,49 @@ def _gap_where_they_part(split: dict[str, Any], alone: dict[str, Any]) -> float:
         best = sorted((v for v in top.values() if math.isfinite(v)), reverse=True)
         gaps.append(best[0] - best[1])
     return min(gaps)
+
+
+def test_vllm_s_spans_stand_below_the_request_s_and_the_start_s(
+    vllm_app: App, vllm_traces: Collector
+) -> None:
+    """vLLM sends its spans some seconds after they have ended."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    body = {"prompt": prompt_of(30), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{vllm_app.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
+    assert answer.status_code == 200
+
+    def spans(name: str) -> list[Any]:
+        return [
+            span for span in list(vllm_traces.spans) if span.name == name and span.trace_id.hex() == trace_id
+        ]
+
+    end_s = time.monotonic() + PATIENCE_S
+    while not (spans("POST /v1/completions") and len(spans("llm_request")) == 2 and spans("decide decode")):
+        assert time.monotonic() < end_s, sorted({span.name for span in vllm_traces.spans})
+        time.sleep(0.5)
+    (whole,) = spans("POST /v1/completions")
+    assert whole.parent_span_id.hex() == "00f067aa0ba902b7"
+    below = [*spans("llm_request"), *spans("decide prefill"), *spans("decide decode"), *spans("prefill")]
+    below += [*spans("transfer"), *spans("decode")]
+    assert len(below) == 7
+    assert {span.parent_span_id for span in below} == {whole.span_id}
+    prefilled, decoded = sorted(spans("llm_request"), key=lambda span: span.start_time_unix_nano)
+    told = [attributes(span)["gen_ai.usage.completion_tokens"] for span in (prefilled, decoded)]
+    assert told == [1, 4]
+    # prefill, decode: vLLM's own times lie within ours, by the same machine's clock
+    (prefill,), (transfer,), (decode,) = spans("prefill"), spans("transfer"), spans("decode")
+    assert prefill.start_time_unix_nano <= prefilled.start_time_unix_nano <= prefill.end_time_unix_nano
+    assert transfer.start_time_unix_nano <= decoded.start_time_unix_nano <= decode.end_time_unix_nano
+    starts = [span for span in list(vllm_traces.spans) if span.name == "engine start"]
+    assert {attributes(span)["sluice.role"] for span in starts} == {"prefill", "decode"}
+    for start in starts:
+        steps = {span.name for span in list(vllm_traces.spans) if span.parent_span_id == start.span_id}
+        assert {"process", "weights", "post_load", "announce"} <= steps
+        own = {span.name for span in list(vllm_traces.spans) if span.trace_id == start.trace_id} - steps
+        assert {"imports", "warm_up"} <= own
+    # what was not asked for is not there: a span of vLLM has a span of ours above it
+    ours = {
+        span.trace_id for span in list(vllm_traces.spans) if span.name.startswith(("POST", "engine start"))
+    }
+    assert {span.trace_id for span in list(vllm_traces.spans) if span.name == "llm_request"} <= ours

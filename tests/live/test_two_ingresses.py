@@ -1,16 +1,23 @@
-"""Two ingress replicas on one port: one is killed under streams, and only its own connections are lost."""
+"""Two ingress replicas on one port: one is killed under streams, and only its own connections are lost. Prometheus adds
+both up, and answers every query of rules and boards.
+"""
 
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from tests.deploy.test_prometheus import ALERTS, RECORDED
+from tests.live.prometheus import has_prometheus, prometheus
 from tests.live.serving import PATIENCE_S, App, config_file, serving, still_running
+from tests.scripts.test_grafana_boards import NAMES, queries
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -18,19 +25,33 @@ STREAMS = 40
 TOKENS = 600
 
 
-def two_ingresses(args: dict[str, Any]) -> None:
-    # 600 tokens of 20 ms take 12 s: longer than it takes to look at the replicas and to kill one
-    options = {"slots": 64, "timing": {"decode_base_s": 0.02}}
-    args["engines"] = [
-        {"name": "prefill", "role": "prefill", "kind": "sim", "options": options},
-        {"name": "decode", "role": "decode", "kind": "sim", "options": options},
-    ]
-    args["ingress"] = {"replicas": 2}
+def two_ingresses(network: Path) -> Any:
+    """Returns a change of the configuration: two ingresses, and every part that has figures of its own."""
+
+    def change(args: dict[str, Any]) -> None:
+        # 600 tokens of 20 ms take 12 s: longer than it takes to look at the replicas and to kill one
+        engine = {"kind": "sim", "options": {"slots": 64, "timing": {"decode_base_s": 0.02}}}
+        args["engines"] = [
+            {"name": "prefill", "role": "prefill", **engine},
+            {"name": "decode", "role": "decode", **engine, "scaling": {"max": 2, "warm": 1}},
+        ]
+        args["ingress"] = {"replicas": 2}
+        args["flow"] = {"enabled": True}
+        args["scaling"] = {"enabled": True, "policy": "fixed"}
+        args["router"] = {
+            "network": {"file": str(network)},
+            "predictor": {"enabled": True},
+        }
+
+    return change
 
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    with serving(config_file(tmp_path_factory.mktemp("two"), "sim.yaml", two_ingresses)) as running:
+    folder = tmp_path_factory.mktemp("two")
+    network = folder / "network.yaml"
+    network.write_text("tiers: {0: {bandwidth_bytes_per_s: 1.0e+9}, 3: {bandwidth_bytes_per_s: 1.0e+8}}\n")
+    with serving(config_file(folder, "sim.yaml", two_ingresses(network))) as running:
         yield running
 
 
@@ -105,3 +126,71 @@ async def test_only_the_connections_of_a_killed_replica_are_lost(app: App) -> No
     # the successor takes connections when it can serve them, so none of these meets a replica that cannot
     assert [await ask(app) for _ in range(20)] == [200] * 20
     app.wait_idle()
+
+
+async def load(app: App, seconds: float) -> Counter[tuple[int, str]]:
+    """Asks for short answers of both classes over new connections, and for a model that is not there. Returns how many
+    were answered, by status and class.
+    """
+    answered: Counter[tuple[int, str]] = Counter()
+    end_s = asyncio.get_running_loop().time() + seconds
+
+    async def client(number: int) -> None:
+        request_class = ("interactive", "batch")[number % 2]
+        body = {"prompt": "some words " * 40, "max_tokens": 5, "priority": request_class, "ignore_eos": True}
+        # the interactive ones miss their objective, the others meet it
+        body["slo"] = {"ttft_ms": 0.01 if number % 2 == 0 else 60_000}
+        while asyncio.get_running_loop().time() < end_s:
+            async with httpx.AsyncClient(timeout=PATIENCE_S, verify=False) as http:
+                for _ in range(5):
+                    answer = await http.post(f"{app.url}/v1/completions", json=body)
+                    answered[answer.status_code, request_class] += 1
+                answer = await http.post(f"{app.url}/v1/completions", json={**body, "model": "nowhere"})
+                answered[answer.status_code, "none"] += 1
+
+    await asyncio.gather(*(client(number) for number in range(8)))
+    return answered
+
+
+@pytest.mark.skipif(
+    not has_prometheus(), reason="prometheus is not installed (Debian, Ubuntu: apt-get install prometheus)"
+)
+async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data(
+    app: App, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(app.wait, lambda _: len(replicas(app)) == 2, "both metrics ports")
+    targets = [url.removeprefix("http://") for url in metrics_urls(app)]
+    with prometheus(tmp_path, targets) as made:
+        counts = 'sum by (code, class) (sluice_requests_total{job="sluice"})'
+
+        def counted() -> Counter[tuple[int, str]]:
+            return Counter({(int(one["code"]), one["class"]): int(n) for one, n in made.query(counts)})
+
+        def wait(condition: Any, what: str) -> Any:
+            return asyncio.to_thread(made.wait, condition, what)
+
+        await wait(lambda: made.value('count(up{job="sluice"} == 1)') == 2, "two targets that answer")
+        await wait(
+            lambda: made.value('count(sluice_requests_total{job="sluice"}) or vector(0)') >= 0, "a scrape"
+        )
+        before = counted()
+        sent = await load(app, 20.0)
+        assert set(sent) == {(200, "interactive"), (200, "batch"), (404, "none")}
+        await wait(lambda: counted() - before == sent, f"{sent} since {before}")
+        replicas_of = made.query('sum by (instance) (sluice_generation_tokens_total{job="sluice"})')
+        assert len(replicas_of) == 2
+
+        def without_data() -> list[str]:
+            asked = [(name, name) for name in RECORDED]
+            asked += [(f"{board}: {title}", expr) for board in NAMES for title, expr in queries(board)]
+            return [what for what, expr in asked if not made.query(expr.replace("$__rate_interval", "1m"))]
+
+        end_s = asyncio.get_running_loop().time() + 60
+        while (left := await asyncio.to_thread(without_data)) and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(1)
+        assert left == []
+        missed = {one["class"]: n for one, n in made.query("sluice:slo_missed:ratio_rate5m")}
+        assert missed == {"interactive": pytest.approx(1.0), "batch": pytest.approx(0.0)}
+        # the burn rate is over both of its windows, which are as long as what there is to look at
+        known = {one["alertname"]: one for one, _ in made.query("ALERTS")}
+        assert "SluiceSloBurnsFast" in known and set(known) <= set(ALERTS)

@@ -277,6 +277,14 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
     return env
 
 
+TRACED: Mapping[str, str] = {
+    # a request that is not sampled, and whatever vLLM does beside requests, has no span
+    "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+    # vLLM would speak gRPC, and all other processes speak HTTP
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+}
+"""The environment of engines that trace: vLLM's spans are kept where the request, or the engine's start, is."""
+
 # Variables that an engine's process must not inherit: this one, in whole GiB, would override kv_space_gib.
 UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
 

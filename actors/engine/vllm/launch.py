@@ -27,6 +27,7 @@ from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
     SCHEDULERS,
+    TRACED,
     UNSET,
     VllmEngineConfig,
     check_engine_args,
@@ -35,6 +36,7 @@ from actors.engine.vllm.config import (
     resolve_device,
 )
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
+from actors.telemetry.environment import traces_endpoint
 from actors.wire.messages import KV_EVENTS, EngineInfo
 
 log = logging.getLogger(__name__)
@@ -117,6 +119,8 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
+    if traces_endpoint() is not None:
+        os.environ.update(TRACED)
     with without(plugin.UNNEEDED):
         import vllm.v1.engine.async_llm  # noqa: F401
 
@@ -129,6 +133,9 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
     plugin.claim_children(config.cores if device == "cpu" and one_worker else None)
     args = engine_args(config, device)
+    endpoint = traces_endpoint()
+    if endpoint is not None:
+        args.setdefault("otlp_traces_endpoint", endpoint)
     check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
     vllm_config = AsyncEngineArgs(**args).create_engine_config()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.stats import IterationStats
 
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
@@ -28,6 +29,7 @@ from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
+from actors.telemetry.logs import about
 from actors.wire.messages import Admitted, Decode, Failed, KVRenewed, Out, Prefill, Reading, Resume
 from policies.request.stage import Task
 
@@ -212,16 +214,26 @@ class TaskRunner:
         try:
             request = self._llm.input_processor.process_inputs(
                 msg.attempt_id, tokens_input([*msg.tokens, *output]), sampling, supported_tasks=self._supported,
-                priority=msg.priority, data_parallel_rank=msg.dp_rank,
+                priority=msg.priority, data_parallel_rank=msg.dp_rank, trace_headers=self._trace_headers(msg),
             )  # fmt: skip
         except params.REFUSALS as e:
             raise params.bad_parameter(e) from e
         self._llm.input_processor.assign_request_id(request)
         return request
 
+    def _trace_headers(self, msg: Prefill | Decode) -> dict[str, str] | None:
+        """Returns what puts vLLM's span of a sampled request below the request's own. vLLM carries it through each of
+        its outputs, so it gets none where it makes no spans.
+        """
+        if msg.trace is None or not self._llm.output_processor.tracing_enabled:
+            return None
+        return {"traceparent": msg.trace}
+
     def _unexpected(self, attempt_id: str, kind: Task, error: Exception) -> None:
         """Fails one request over which vLLM raised an unexpected error. Other requests go on."""
-        log.error("vLLM could not take the %s of %s", kind, attempt_id, exc_info=error)
+        log.error(
+            "vLLM could not take the %s of %s", kind, attempt_id, exc_info=error, extra=about(attempt_id)
+        )
         message = f"vLLM could not take the request: {error!r}; see the engine's log"
         self._sink.failed(Failed(attempt_id, kind, "internal", message, False))
 
@@ -295,7 +307,10 @@ class TaskRunner:
             self._fail(task, "not_resumable", str(e), True)
             return True
         except Exception as e:
-            log.exception("what %s had put out before it came here could not be read", task.attempt_id)
+            told = about(task.attempt_id)
+            log.exception(
+                "what %s had put out before it came here could not be read", task.attempt_id, extra=told
+            )
             self._forgo(task)
             self._fail(task, "not_resumable", f"the answer so far could not be read: {e!r}", True)
             return True
@@ -306,7 +321,9 @@ class TaskRunner:
         if primed.end is None:
             return False
         self._forgo(task)
-        processor.process_outputs([primed.end])
+        # vLLM's span, where it makes spans, asks for the figures of the step
+        step = (time.monotonic(), IterationStats()) if processor.tracing_enabled else (None, None)
+        processor.process_outputs([primed.end], *step)
         return True
 
     def _forgo(self, task: EngineTask) -> None:
@@ -473,7 +490,9 @@ class TaskRunner:
             piece = out(task, stream, output)
         except Exception as e:
             # An output that vLLM's parser cannot handle must not stop the other requests.
-            log.exception("the output of %s could not be parsed", task.attempt_id)
+            log.exception(
+                "the output of %s could not be parsed", task.attempt_id, extra=about(task.attempt_id)
+            )
             self._fail(task, "internal", f"the output could not be parsed: {e!r}", False)
             return
         if not self._batch:

@@ -5,11 +5,11 @@ engines itself, streams the tokens to the client, and reports to the router what
 
     any     -> any      Hello, Prove, Ping
     ingress -> router   Submit, PrefillReported, LeaseRenewed, Progress, Transferred, Adopt, Closed, Admin
-    router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer
+    router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer, SetLogs
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop, SetRole
+    router  -> engine   KvReplay, KvStop, SetRole, SetLogs
     engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
     worker  -> agent    JoinNode, SubmitFlow, AdvanceFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
@@ -19,7 +19,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     coordinator -> agent     FlowOrder
     agent   -> router   FlowReport
     router  -> agent    SetFlowPolicy
-    router  -> autoscaler    FleetObserved, ScaleAsked
+    router  -> autoscaler    FleetObserved, ScaleAsked, SetLogs
     autoscaler  -> router    Assign, LeadsTold, ScaleAnswered, Standby
     observer -> router  Observing, Admin
     router  -> observer Fleet, FleetStatus, PathsSeen, AdminAnswer
@@ -32,7 +32,7 @@ a kind that the receiver does not accept from this kind of peer, ends the connec
 (`actors.wire.channel`). Times are durations in seconds.
 """
 
-from actors.wire.messages.base import PROTOCOL_VERSION, Duty, EngineState, Hello, Ping, Prove, Role
+from actors.wire.messages.base import PROTOCOL_VERSION, Duty, EngineState, Hello, Ping, Prove, Role, SetLogs
 from actors.wire.messages.engines import (
     KV_EVENTS,
     Announce,
@@ -138,6 +138,7 @@ Message = (
     | KvStop
     | KvState
     | SetRole
+    | SetLogs
     | Prefill
     | Decode
     | Cancel
@@ -272,6 +273,7 @@ __all__ = [
     "ScaleAsked",
     "Sent",
     "SetFlowPolicy",
+    "SetLogs",
     "SetRole",
     "Standby",
     "Started",

@@ -46,6 +46,16 @@ class Ping(Wire, frozen=True):
     generation: int = 0
 
 
+class SetLogs(Wire, frozen=True):
+    """Router -> ingress, engine and autoscaler: write lines of `logger` and of those below it ("": all) from `level`
+    on, and access lines or none; what is None stays as it is. It holds until the process ends.
+    """
+
+    level: str | None = None
+    logger: str = ""
+    access: bool | None = None
+
+
 class Prove(Wire, frozen=True):
     """Answer to the peer's Hello if a secret is configured. `mac` is the HMAC-SHA256, keyed with the secret, of both
     nonces, the sender's kind and id, and the peer's id.

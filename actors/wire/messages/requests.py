@@ -58,7 +58,8 @@ class Submit(Wire, frozen=True):
     `wants_hints`. `block_hashes` (packed by `actors.wire.kv`) are the hashes of those KV blocks of the prompt that a
     prefix cache can serve; they are sent only if the router's Fleet names a size in `block_tokens`, which is then the
     size used. `client_request_id` is the client's own x-request-id, or "" if it sent none. `resumed_tokens` of the
-    `prompt_tokens` are output that earlier attempts generated; `max_tokens` is what may still follow.
+    `prompt_tokens` are output that earlier attempts generated; `max_tokens` is what may still follow. `trace` is the
+    request's place in its trace, as W3C's header `traceparent`, or None unless the request is sampled.
     """
 
     attempt_id: str
@@ -75,6 +76,7 @@ class Submit(Wire, frozen=True):
     resumed_tokens: int = 0
     again: bool = False
     waits_s: float = 0.0
+    trace: str | None = None
 
 
 class PrefillReported(Wire, frozen=True):
@@ -187,7 +189,9 @@ class Admin(Wire, frozen=True):
     """
 
     ask: int
-    what: Literal["policy", "set_policy", "explain", "journal", "scale", "facts", "assign"]
+    what: Literal[
+        "policy", "set_policy", "explain", "journal", "scale", "facts", "assign", "logs", "set_logs"
+    ]
     body: bytes = b""
 
 

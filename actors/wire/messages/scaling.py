@@ -59,10 +59,11 @@ class Assign(Wire, frozen=True):
 
 class LeadsTold(Wire, frozen=True):
     """Autoscaler -> router, once a second: seconds of each way to more capacity and of each step of a start, as they
-    were learned, by the names under which the router reports them as metrics.
+    were learned, and figures of the fleet that it alone knows (`actors.scaling.fleet.figures`), by the names under
+    which the router reports them as metrics.
     """
 
-    seconds: dict[str, float]
+    figures: dict[str, float]
 
 
 class ScaleAsked(Wire, frozen=True):

@@ -34,6 +34,8 @@ class Prefill(Wire, frozen=True):
     `prefix` is the handle (`PrefillDone.handle`) of a prefill on another engine of the first tokens of this one; the
     engine reads them there and computes the rest. If it cannot read them it computes them, so no prefill fails for its
     prefix.
+
+    `trace` is the request's place in its trace, as W3C's header `traceparent`, or None unless the request is sampled.
     """
 
     attempt_id: str
@@ -45,6 +47,7 @@ class Prefill(Wire, frozen=True):
     chat: bytes | None = None
     prefix: bytes | None = None
     resume: Resume | None = None
+    trace: str | None = None
 
 
 class Decode(Wire, frozen=True):
@@ -60,7 +63,7 @@ class Decode(Wire, frozen=True):
     The KV is due `kv_due_s` seconds after receipt (None: no time is set): a flow scheduler orders reads by that.
 
     With `resume` only that one choice is generated (`n` is then 1), from where it was interrupted; `Out.index` is its
-    `choice`. `max_tokens` and `min_tokens` still count from the first token of the choice.
+    `choice`. `max_tokens` and `min_tokens` still count from the first token of the choice. `trace` is that of Prefill.
     """
 
     attempt_id: str
@@ -73,6 +76,7 @@ class Decode(Wire, frozen=True):
     dp_rank: int | None = None
     resume: Resume | None = None
     kv_due_s: float | None = None
+    trace: str | None = None
 
 
 class Cancel(Wire, frozen=True):

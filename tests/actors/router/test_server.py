@@ -437,6 +437,35 @@ async def test_status_says_how_loaded_the_fleet_is_and_which_workers_are_idle(ro
     assert regimes == {"load_regime_normal": 0.0, "load_regime_imbalanced": 1.0, "load_regime_extreme": 0.0}
 
 
+async def test_status_says_how_long_engines_are_silent_and_how_full_the_queue_may_be(
+    router: RouterServer,
+) -> None:
+    await serving(router)
+    gauges = router.status().gauges
+    assert gauges["engine_silence_seconds_max"] < 60
+    assert gauges["queue_limit"] == router.dispatcher.config.max_queue
+    router.engines._engines["p"].reported_s -= 100
+    assert 100 <= router.status().gauges["engine_silence_seconds_max"] < 160
+    assert (gauges["pool_oldest_seconds"], gauges["pool_lease_used_ratio"]) == (0.0, 0.0)
+
+
+async def test_status_says_how_much_of_a_lease_in_the_pool_has_passed(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    # the first one takes both slots of the decode engine, so that the other stays in the pool
+    for attempt_id, slots in (("z", 2), ("a", 1)):
+        i.channel.send(wire.Submit(attempt_id, 10, 5, slots))
+        await i.get(wire.RoutePrefill)
+        i.channel.send(wire.PrefillReported(attempt_id, 40.0, 4096, 0))
+    await i.get(wire.RouteDecode)
+    await until(lambda: router.status().pool == 1)
+    entry = router.dispatcher.state.pool_entry("a")
+    gauges = router.status().gauges
+    assert 0 <= gauges["pool_oldest_seconds"] <= clock_s() - entry.entered_s
+    assert gauges["pool_lease_used_ratio"] == pytest.approx(
+        gauges["pool_oldest_seconds"] / 40, rel=0.2, abs=0.01
+    )
+
+
 class Starved(JoinShortestQueue):
     """A policy that gets no memory."""
 

@@ -15,11 +15,13 @@ from actors.scaling.fleet import (
     Group,
     Replica,
     completed,
+    figures,
     group_of,
     start_steps,
     stop_order,
 )
 from actors.wire.messages import Started
+from policies.scaling.base import Counts, Plan
 from policies.scaling.observation import Duty, EngineView, Observation
 from policies.scaling.starts import StartSteps
 from policies.state.views import Role
@@ -119,3 +121,21 @@ def test_the_reserve_of_a_start_lasts_from_serves_making_until_the_process_began
     assert start_steps("d-c", msgspec.structs.replace(started, announce_s=None), fleet) is None
     assert start_steps("d-e", started, fleet) is None
     assert start_steps("d-x", started, fleet) is None
+
+
+def test_figures_count_warm_engines_and_the_longest_start() -> None:
+    fleet = Fleet(
+        {
+            "p": Deployed(2, (Replica("a", "n", 90.0), Replica("b", None, 60.0, running=False))),
+            # this one stops, and is waited for by nobody
+            "d-x": Deployed(2, (Replica("c", "n", 10.0), Replica("d", "n", 5.0, stopping=True))),
+        }
+    )
+    views = EngineView("p-a", Role.PREFILL, Duty.ACTIVE), EngineView("d-x-c", Role.DECODE, Duty.WARM)
+    told = figures(completed(seen(*views), fleet, GROUPS), fleet, Plan(Counts(1, 1, 0), 2), GROUPS)
+    # p-b has been starting since 60, and it is 100
+    assert told == {
+        "warm_engines": 1.0, "warm_wanted": 2.0, "replicas_wanted": 4.0, "replica_start_seconds_max": 40.0,
+    }  # fmt: skip
+    without_plan = figures(seen(*views), fleet, None, {"d-x": Group("d-x", Role.DECODE, 1, 4, 1, warm=3)})
+    assert (without_plan["warm_wanted"], without_plan["replica_start_seconds_max"]) == (3.0, 0.0)

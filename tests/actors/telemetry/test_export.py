@@ -9,14 +9,22 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
 from actors.telemetry import export
-from actors.telemetry.environment import is_wanted, traces_of_environment
-from actors.telemetry.export import Traces
-from actors.telemetry.facts import Answered, Attempt, Kept
+from actors.telemetry.environment import is_wanted, traces_endpoint, traces_of_environment
+from actors.telemetry.facts import Answered, Attempt, Kept, Place
+from actors.telemetry.traces import Traces
+from policies.request.ended import Result
 from policies.request.life import Times
 from tests.actors.telemetry.collector import Collector, attributes, collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"
+
+
+PLACE = Place(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
+
+
+def unsampled(*results: Result | None) -> Kept:
+    return Kept(PLACE, False, results=list(results))
 
 
 def answered(status: int = 200, kept: Kept | None = None) -> Answered:
@@ -25,7 +33,7 @@ def answered(status: int = 200, kept: Kept | None = None) -> Answered:
     attempt = Attempt(
         "r-1", 0, times, 110.0, "finished", "p", "d", None, None, False, 10, 0, 3, 4096, 0.5, 0.1
     )
-    kept = kept or Kept(None)
+    kept = kept or Kept(PLACE, True)
     kept.attempts.append(attempt)
     return Answered(
         kept, "/v1/chat/completions", "chatcmpl-r", "m", "chat", 100.0, 105.0, 110.0, status, 7, 10, 16, True
@@ -69,11 +77,14 @@ def test_a_request_goes_on_in_the_trace_of_its_client() -> None:
     counts: Counter[str] = Counter()
     with collector() as to:
         traces = made(to, counts)
-        traces.take(answered(kept=Kept(PARENT)))
+        kept = traces.begin("/v1/completions", PARENT)
+        traces.take(answered(kept=kept))
         traces.stop()
     whole = next(span for span in to.spans if span.name.startswith("POST"))
     assert whole.trace_id.hex() == PARENT.split("-")[1]
     assert whole.parent_span_id.hex() == PARENT.split("-")[2]
+    # other processes were told the place of the whole span before it was made
+    assert kept.wire == f"00-{whole.trace_id.hex()}-{whole.span_id.hex()}-01"
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-01", "ff-" + PARENT[3:], "\u20ac" * 55])
@@ -81,29 +92,32 @@ def test_a_faulty_traceparent_begins_a_trace_of_its_own(header: str) -> None:
     counts: Counter[str] = Counter()
     with collector() as to:
         traces = made(to, counts)
-        traces.take(answered(kept=Kept(header)))
+        kept = traces.begin("/v1/completions", header)
+        traces.take(answered(kept=kept))
         traces.stop()
     whole = next(span for span in to.spans if span.name.startswith("POST"))
     assert whole.parent_span_id == b""
+    assert (whole.trace_id.hex(), whole.span_id.hex()) == (
+        f"{kept.place.trace_id:032x}",
+        f"{kept.place.span_id:016x}",
+    )
 
 
 def test_what_is_not_sampled_is_kept_only_if_it_was_bad() -> None:
     counts: Counter[str] = Counter()
-    missed = Kept(None)
-    missed.results.append("ttft")
-    met = Kept(None)
-    met.results += [None, "met"]
     with collector() as to:
         traces = made(to, counts, sampler=ParentBased(ALWAYS_OFF))
+        begun = traces.begin("/", None), traces.begin("/", UNSAMPLED), traces.begin("/", PARENT)
+        assert [kept.wire is not None for kept in begun] == [False, False, True]
         for one in (
-            answered(),
-            answered(499),
-            answered(429),
-            answered(kept=met),
-            answered(kept=Kept(UNSAMPLED)),
+            answered(kept=begun[0]),
+            answered(499, unsampled()),
+            answered(429, unsampled()),
+            answered(kept=unsampled(None, "met")),
+            answered(kept=begun[1]),
         ):
             traces.take(one)
-        for one in (answered(502), answered(kept=missed), answered(kept=Kept(PARENT))):
+        for one in (answered(502, unsampled()), answered(kept=unsampled("ttft")), answered(kept=begun[2])):
             traces.take(one)
         traces.stop()
     assert counts == {"exported": 3}
@@ -141,14 +155,33 @@ def test_without_an_endpoint_there_are_none_and_nothing_is_imported() -> None:
     assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
     assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
     code = (
-        "import sys, actors.telemetry.environment as e, actors.telemetry.facts;"
+        "import sys, actors.telemetry.environment as e, actors.telemetry.facts, actors.telemetry.logs;"
         "assert e.traces_of_environment(print, 's', 'i') is None;"
+        "assert e.decision_traces('r', float) is None and e.start_trace('e', 'decode', 'sim') is None;"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True, timeout=60
     )
     assert said.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("environment", "endpoint"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318"}, "http://x:4318/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318/"}, "http://x:4318/v1/traces"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://y/t"},
+            "http://y/t",
+        ),
+        ({}, None),
+    ],
+)
+def test_the_endpoint_is_the_one_that_the_exporter_takes(
+    environment: dict[str, str], endpoint: str | None
+) -> None:
+    assert traces_endpoint(environment) == endpoint
 
 
 def test_the_environment_names_collector_service_and_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +192,8 @@ def test_the_environment_names_collector_service_and_sampler(monkeypatch: pytest
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
         traces = traces_of_environment(lambda result, n: counts.update({result: n}), "sluice-ingress", "i-1")
         assert traces is not None
-        traces.take(answered())
-        traces.take(answered(500))
+        traces.take(answered(kept=traces.begin("/", None)))
+        traces.take(answered(500, traces.begin("/", None)))
         traces.stop()
     assert counts == {"exported": 1}
     assert (to.resources[0]["service.name"], to.resources[0]["service.instance.id"]) == ("ours", "i-1")

@@ -73,11 +73,12 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
     "message",
     [
         wire.FleetObserved(b'{"now_s":1.0}', 12, starts={"p0": wire.Started(5.5, 1.0, 2.0, 3.0)}),
-        wire.LeadsTold({"lead_seconds_start": 60.0}),
+        wire.LeadsTold({"lead_seconds_start": 60.0, "warm_engines": 1.0}),
         wire.FleetObserved(b"{}", 0, abilities=Abilities(4096, ("tools",))),
         wire.Standby("failed", ("prefill", "decode"), 30.0, "no node", Abilities(4096, ("tools",))),
         wire.Fleet([], "a", "b", standby=wire.Standby("asleep")),
         wire.Assign("p0", "decode", "warm"),
+        wire.SetLogs("DEBUG", "actors.router", None),
         wire.ScaleAsked(3, b"{}"),
         wire.ScaleAnswered(3, 409, b'{"message":"no"}'),
         wire.SetRole("prefill", "warm", True),

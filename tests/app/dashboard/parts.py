@@ -81,8 +81,8 @@ def answered(name: str = "1", at_s: float = 100.0, **more: object) -> Answered:
         transfer_bytes=3_000_000, transfer_s=0.003,
     )  # fmt: skip
     facts = {
-        "kept": Kept(None, [attempt], ["met"]), "path": "/v1/completions", "request_id": f"cmpl-{name}", "model": "m",
-        "request_class": "interactive", "started_s": at_s, "first_s": at_s + 0.05, "ended_s": at_s + 0.14,
+        "kept": Kept(None, False, [attempt], ["met"]), "path": "/v1/completions", "request_id": f"cmpl-{name}",
+        "model": "m", "request_class": "interactive", "started_s": at_s, "first_s": at_s + 0.05, "ended_s": at_s + 0.14,
         "status": 200, "input_tokens": 7, "output_tokens": 10, "max_tokens": 10, "stream": True,
         "shown_id": f"req-{name}",
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import orjson
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
@@ -28,7 +29,9 @@ from app.ingress.request import IngressRequest
 from policies.request import events as ev
 from policies.request.ended import RequestEnd
 from policies.request.stage import Stage
+from policies.request.troubles import SUSPECT_S
 
+FLEET = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
 PROMPT = [1, 2, 3, 4, 5]
 
 TEXTS = (
@@ -272,3 +275,50 @@ class Play:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def story(data: st.DataObject, traces: Any = None) -> tuple[Play, dict[str, Any]]:
+    """Returns one request after random failures in every stage, and its body. Between two failures its engines make
+    some progress. It may have ended.
+    """
+    draw = data.draw
+    n = draw(st.integers(1, 3), "n")
+    stop = draw(st.sampled_from([[], ["END"], ["END", "crème brûlée; 日"], ["👩‍👧 and"]]), "stop")
+    body = {"n": n, "stream": draw(st.booleans(), "stream"), "max_tokens": 500} | (
+        {"stop": stop} if stop else {}
+    )
+    play = Play(FLEET, traces, **body)
+    for _ in range(draw(st.integers(0, 60), "steps")):
+        if not play.live:
+            break
+        attempt_id = draw(st.sampled_from(sorted(play.live)), "attempt")
+        engines = draw(st.sampled_from([("p", "d"), ("q", "e")]), "engines")
+        life = play.live[attempt_id]
+        match draw(
+            st.sampled_from(["go", "go", "go", "go", "lose", "fail", "unfit", "overdue", "write"]), "what"
+        ):
+            case "go":
+                play.advance(attempt_id, *engines, tokens=draw(st.integers(1, 25), "tokens"))
+            case "lose":
+                play.lose(draw(st.sampled_from(sorted(FLEET)), "lost"))
+            case "fail" if life.decode_engine or life.prefill_engine:
+                play.fail(attempt_id, draw(st.sampled_from(["internal", "kv_load", "draining"]), "code"))
+            case "unfit":
+                state = draw(st.sampled_from(["stalled", "quarantined", "down", "draining"]), "state")
+                play.unfit(draw(st.sampled_from(sorted(FLEET)), "engine"), state)  # type: ignore[arg-type]
+            case "overdue" if life.stage is not Stage.QUEUED:
+                play.now_s += 130.0
+                life.wake(play.now_s)
+            case _:
+                await play.written()
+        # an engine that dies is not laid at the request's door
+        play.now_s += SUSPECT_S + 1
+    return play, body
+
+
+def finish(play: Play) -> None:
+    """Brings everything that is open to its end, without another failure."""
+    for _ in range(10):
+        for attempt_id in list(play.live):
+            play.advance(attempt_id, "q", "e", tokens=1000)
+            play.now_s += 1.0

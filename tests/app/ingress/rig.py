@@ -18,7 +18,8 @@ import httpx
 
 from actors.router.network.feed import RouterNetwork
 from actors.router.server import RouterServer
-from actors.telemetry.export import Traces
+from actors.telemetry.decisions import DecisionTraces
+from actors.telemetry.traces import Traces
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect, listen
@@ -64,6 +65,8 @@ class ScriptedEngine:
     state: wire.EngineState = "ready"
     duty: wire.Duty = "active"
     received: list[wire.Message] = field(default_factory=list)
+    told: list[wire.Message] = field(default_factory=list)
+    """The messages that the router sent."""
     channels: list[Channel] = field(default_factory=list)
     live: dict[str, str] = field(default_factory=dict)
     """Attempt id -> "prefill", "lease" or "decode"."""
@@ -103,7 +106,7 @@ class ScriptedEngine:
 
     async def announce(self, router: RouterServer) -> None:
         self.link = await connect(
-            router.addresses, lambda: Channel(Identity("engine", self.name), lambda c, m: None)
+            router.addresses, lambda: Channel(Identity("engine", self.name), lambda c, m: self.told.append(m))
         )
         self.link.send(wire.Announce(self.info()))
         self.report()
@@ -223,10 +226,17 @@ class Rig:
         return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def make_router(directory: Path, network: RouterNetwork | None = None, **dispatch: Any) -> RouterServer:
+def make_router(
+    directory: Path,
+    network: RouterNetwork | None = None,
+    decisions: DecisionTraces | None = None,
+    **dispatch: Any,
+) -> RouterServer:
     policy = JoinShortestQueue()
     dispatcher = Dispatcher(DispatchConfig(**{"status_stale_s": 3600.0} | dispatch), policy, policy)
-    return RouterServer(Identity("router", "r"), dispatcher, engine_grace_s=0.2, network=network)
+    return RouterServer(
+        Identity("router", "r"), dispatcher, engine_grace_s=0.2, network=network, traces=decisions
+    )
 
 
 @asynccontextmanager
@@ -239,12 +249,13 @@ async def rig(
     key_file: KeyFile | None = None,
     codec: TextCodec | None = None,
     traces: Traces | None = None,
+    decisions: DecisionTraces | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end."""
     for engine in engines:
         engine.peers = [other for other in engines if other is not engine]
-    router = make_router(directory, network, **dispatch)
+    router = make_router(directory, network, decisions, **dispatch)
     await router.start([f"unix:{directory}/router.sock"])
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
     if key_file is None and not config.admin_keys:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import logging
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
+from actors.telemetry import logs
+from actors.wire import messages as wire
 from actors.wire.channel import Identity
 from app.admin_key import KeyFile, keys_of_environment
 from app.fleet.calls import AdminCalls
@@ -21,6 +24,7 @@ from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, pair, rig, until
 KEY = "a-good-admin-key"
 POLICY, EXPLAIN = "/sluice/admin/policy", "/sluice/admin/explain/"
 SCALE = "/sluice/admin/scale"
+LOGS = "/sluice/admin/logs"
 
 
 @pytest.fixture
@@ -66,6 +70,7 @@ async def test_no_address_gives_the_right_to_administer(made: Rig, headers: dict
         await made.client.get(EXPLAIN + "x", headers=headers),
         await made.client.get("/sluice/admin/journal/9", headers=headers),
         await made.client.put(SCALE, headers=headers, json={"counts": {"d": 2}}),
+        await made.client.put(LOGS, headers=headers, json={"level": "DEBUG"}),
     ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "admin_key")
     for path in ("/sluice/status", "/metrics", "/health", "/version", "/", "/v1/models"):
@@ -292,3 +297,48 @@ async def asgi(made: Rig, method: str, path: str, *headers: tuple[bytes, bytes])
     scope = {"type": "http", "method": method, "path": path, "headers": [(b"host", b"127.0.0.1"), *headers]}
     await made.app(scope, requests.get, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+# ---------------------------------------------------------------------------------------------------------------- logs
+
+
+@pytest.fixture
+def levels_kept() -> Iterator[None]:
+    names = (logs.SERVE, *logs.PACKAGES, "actors.router")
+    before = {name: logging.getLogger(name).level for name in names}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+    logs.access.on = False
+
+
+@pytest.mark.usefixtures("levels_kept")
+async def test_a_change_of_log_lines_reaches_ingresses_and_engines(made: Rig) -> None:
+    changed = await made.client.put(LOGS, json={"level": "DEBUG", "logger": "actors.router"})
+    assert changed.status_code == 200
+    assert changed.json()["levels"]["actors.router"] == "DEBUG"
+    # the ingress and both engines
+    assert changed.json()["told"] == 3
+    change = wire.SetLogs("DEBUG", "actors.router")
+    await until(lambda: all(change in engine.told for engine in made.engines.values()))
+    assert (await made.client.get(LOGS)).json()["levels"]["actors.router"] == "DEBUG"
+    await made.client.put(LOGS, json={"access": True})
+    assert logs.access.on
+
+
+@pytest.mark.usefixtures("levels_kept")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"level": "LOUD"},
+        {"level": "INFO", "logger": "ray"},
+        {"access": "yes"},
+        {"levels": 1},
+        {"logger": "app"},
+    ],
+)
+async def test_a_change_of_log_lines_that_is_wrong_is_400(made: Rig, change: dict[str, Any]) -> None:
+    answer = await made.client.put(LOGS, json=change)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, None), answer.text
+    assert not logs.access.on

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from actors.wire import messages as wire
 from policies.request.stage import Stage
-from policies.request.troubles import SUSPECT_S
-from tests.app.ingress.play import IDS, PROMPT, Play, undisturbed
-
-FLEET = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
+from tests.app.ingress.play import FLEET, IDS, PROMPT, Play, finish, story, undisturbed
 
 
 def decoding(tokens: int, choices: list[int] | None = None, **body: Any) -> tuple[Play, str]:
@@ -25,13 +22,6 @@ def decoding(tokens: int, choices: list[int] | None = None, **body: Any) -> tupl
     if tokens:
         play.generate(attempt_id, choices or list(range(body.get("n", 1))), tokens)
     return play, attempt_id
-
-
-def finish(play: Play) -> None:
-    """Brings everything that is open to its end, without another failure."""
-    for _ in range(10):
-        for attempt_id in list(play.live):
-            play.advance(attempt_id, "q", "e", tokens=1000)
 
 
 def chunks(play: Play) -> list[dict[str, Any]]:
@@ -54,45 +44,14 @@ def texts(play: Play) -> dict[int, str]:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_fails_the_client_has_the_undisturbed_text(data: st.DataObject) -> None:
-    asyncio.run(one_story(data))
+    asyncio.run(undisturbed_text(data))
 
 
-async def one_story(data: st.DataObject) -> None:
-    """One request under random failures in every stage; between two failures its engines make some progress."""
-    draw = data.draw
-    n = draw(st.integers(1, 3), "n")
-    stop = draw(st.sampled_from([[], ["END"], ["END", "crème brûlée; 日"], ["👩‍👧 and"]]), "stop")
-    body = {"n": n, "stream": draw(st.booleans(), "stream"), "max_tokens": 500}
-    if stop:
-        body["stop"] = stop
-    play = Play(FLEET, **body)
-    for _ in range(draw(st.integers(0, 60), "steps")):
-        if not play.live:
-            break
-        attempt_id = draw(st.sampled_from(sorted(play.live)), "attempt")
-        engines = draw(st.sampled_from([("p", "d"), ("q", "e")]), "engines")
-        life = play.live[attempt_id]
-        match draw(
-            st.sampled_from(["go", "go", "go", "go", "lose", "fail", "unfit", "overdue", "write"]), "what"
-        ):
-            case "go":
-                play.advance(attempt_id, *engines, tokens=draw(st.integers(1, 25), "tokens"))
-            case "lose":
-                play.lose(draw(st.sampled_from(sorted(FLEET)), "lost"))
-            case "fail" if life.decode_engine or life.prefill_engine:
-                play.fail(attempt_id, draw(st.sampled_from(["internal", "kv_load", "draining"]), "code"))
-            case "unfit":
-                state = draw(st.sampled_from(["stalled", "quarantined", "down", "draining"]), "state")
-                play.unfit(draw(st.sampled_from(sorted(FLEET)), "engine"), state)  # type: ignore[arg-type]
-            case "overdue" if life.stage is not Stage.QUEUED:
-                play.now_s += 130.0
-                life.wake(play.now_s)
-            case _:
-                await play.written()
-        # an engine that dies is not laid at the request's door
-        play.now_s += SUSPECT_S + 1
+async def undisturbed_text(data: st.DataObject) -> None:
+    play, body = await story(data)
     finish(play)
     await play.written()
+    n, stop = body["n"], body.get("stop", [])
     expected = [undisturbed(index, stop) for index in range(n)]
     assert texts(play) == {index: text for index, (text, _) in enumerate(expected)}
     assert sum(choice.tokens for choice in play.exchange._choices) == sum(tokens for _, tokens in expected)

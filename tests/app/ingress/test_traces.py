@@ -2,25 +2,27 @@
 
 import asyncio
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
-from actors.telemetry.export import Traces
-from actors.telemetry.facts import Answered
+from actors.router.clock import clock_s
+from actors.telemetry.decisions import DecisionTraces
+from actors.telemetry.export import Exports, drawn_place
+from actors.telemetry.facts import Answered, Kept
 from actors.telemetry.spans import write
-from policies.request.stage import Stage
-from policies.request.troubles import SUSPECT_S
+from actors.telemetry.traces import Traces
+from actors.wire import messages as wire
 from tests.actors.telemetry.collector import attributes, collector
-from tests.app.ingress.play import Play
+from tests.app.ingress.play import Play, finish, story
 from tests.app.ingress.rig import pair, rig, until
-
-FLEET = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
 
 
 class Taken:
@@ -29,59 +31,34 @@ class Taken:
     def __init__(self) -> None:
         self.answered: list[Answered] = []
 
+    def begin(self, path: str, traceparent: str | None) -> Kept:
+        return Kept(drawn_place(), True)
+
     def take(self, answered: Answered) -> None:
         self.answered.append(answered)
 
     def spans(self) -> list[ReadableSpan]:
-        ended: list[ReadableSpan] = []
-
-        class Collects(SpanProcessor):
-            def on_end(self, span: ReadableSpan) -> None:
-                ended.append(span)
-
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(Collects())
+        exporter = InMemorySpanExporter()
+        exports = Exports(exporter, lambda result, number: None, {}, lambda: 0.0)
         for one in self.answered:
-            write(provider.get_tracer("test"), one, lambda at_s: round(at_s * 1e9), None)
-        return ended
+            exports.put(partial(write, one))
+        exports.stop()
+        return list(exporter.get_finished_spans())
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_fails_the_spans_are_those_of_the_tasks(data: st.DataObject) -> None:
-    asyncio.run(one_story(data))
+    asyncio.run(spans_of_tasks(data))
 
 
-async def one_story(data: st.DataObject) -> None:
-    """One request under random failures; the clock goes on by a second between two steps."""
-    draw, taken = data.draw, Taken()
-    n = draw(st.integers(1, 2), "n")
-    play = Play(FLEET, traces=taken, n=n, stream=draw(st.booleans(), "stream"), max_tokens=500)
-    for _ in range(draw(st.integers(0, 40), "steps")):
-        if not play.live:
-            break
-        attempt_id = draw(st.sampled_from(sorted(play.live)), "attempt")
-        life = play.live[attempt_id]
-        match draw(st.sampled_from(["go", "go", "go", "go", "lose", "fail", "overdue", "write"]), "what"):
-            case "go":
-                play.advance(attempt_id, *draw(st.sampled_from([("p", "d"), ("q", "e")])), tokens=3)
-            case "lose":
-                play.lose(draw(st.sampled_from(sorted(FLEET)), "lost"))
-            case "fail" if life.decode_engine or life.prefill_engine:
-                play.fail(attempt_id, draw(st.sampled_from(["internal", "kv_load"]), "code"))
-            case "overdue" if life.stage is not Stage.QUEUED:
-                play.now_s += 130.0
-                life.wake(play.now_s)
-            case _:
-                await play.written()
-        play.now_s += SUSPECT_S + 1
-    if draw(st.booleans(), "the client leaves") and play.live:
+async def spans_of_tasks(data: st.DataObject) -> None:
+    taken = Taken()
+    play, _ = await story(data, taken)
+    if data.draw(st.booleans(), "the client leaves") and play.live:
         assert play.reply.on_gone is not None
         play.reply.on_gone("disconnected")
-    for _ in range(10):
-        for attempt_id in list(play.live):
-            play.advance(attempt_id, "q", "e", tokens=1000)
-            play.now_s += 1.0
+    finish(play)
     await play.written()
     (answered,) = taken.answered
     check(answered, taken.spans(), play)
@@ -128,7 +105,10 @@ async def test_live_requests_are_traced_to_a_collector(tmp_path: Path) -> None:
             {"service.name": "rig"},
             ALWAYS_ON,
         )
-        async with rig(tmp_path, pair(tmp_path), traces=traces) as made:
+        decisions = DecisionTraces(
+            OTLPSpanExporter(endpoint=to.endpoint), {"service.name": "router"}, clock_s
+        )
+        async with rig(tmp_path, pair(tmp_path), traces=traces, decisions=decisions) as made:
             for stream in (True, False):
                 answer = await made.client.post(
                     "/v1/chat/completions",
@@ -142,14 +122,25 @@ async def test_live_requests_are_traced_to_a_collector(tmp_path: Path) -> None:
                 await anext(reply.aiter_bytes())
             await made.idle()
             await until(lambda: made.app.in_flight == 0)
+            prefills, decodes = made.engines["p"].of(wire.Prefill), made.engines["d"].of(wire.Decode)
         await asyncio.to_thread(traces.stop)
     assert sum(number for result, number in counts if result == "exported") == 3
     whole = [span for span in to.spans if span.name == "POST /v1/chat/completions"]
     assert [attributes(s)["http.response.status_code"] for s in whole] == [200, 200, 499]
     assert [s.trace_id.hex() == traceparent.split("-")[1] for s in whole] == [True, True, False]
     for one in whole:
-        tasks = [s for s in to.spans if s.parent_span_id == one.span_id]
+        below = [s for s in to.spans if s.parent_span_id == one.span_id]
+        assert all(s.trace_id == one.trace_id for s in below)
+        decided = [s for s in below if s.name.startswith("decide")]
+        assert [(s.name, attributes(s)["sluice.worker"]) for s in decided] == [
+            ("decide prefill", "p"), ("decide decode", "d"),
+        ]  # fmt: skip
+        assert all(s.events[0].name == "candidate" for s in decided)
+        tasks = [s for s in below if s not in decided]
         assert [s.name for s in tasks] == ["prefill", "transfer", "decode"]
+        # the engines were told the place of the whole span
+        context = f"00-{one.trace_id.hex()}-{one.span_id.hex()}-01"
+        assert [sum(m.trace == context for m in work) for work in (prefills, decodes)] == [1, 1]
         told_s = sum(s.end_time_unix_nano - s.start_time_unix_nano for s in tasks) / 1e9
         told_s += sum(_seconds(event) for event in one.events)
         whole_s = (one.end_time_unix_nano - one.start_time_unix_nano) / 1e9
@@ -159,3 +150,28 @@ async def test_live_requests_are_traced_to_a_collector(tmp_path: Path) -> None:
 
 def _seconds(event: Any) -> float:
     return float(next(a.value.double_value for a in event.attributes if a.key == "seconds"))
+
+
+async def test_a_request_that_is_not_sampled_costs_router_and_engines_nothing(tmp_path: Path) -> None:
+    counts: list[tuple[str, int]] = []
+    with collector() as to:
+        exporter = partial(OTLPSpanExporter, endpoint=to.endpoint)
+        traces = Traces(exporter(), lambda *told: counts.append(told), {"service.name": "rig"}, ALWAYS_OFF)
+        decisions = DecisionTraces(exporter(), {"service.name": "router"}, clock_s)
+        async with rig(tmp_path, pair(tmp_path), traces=traces, decisions=decisions) as made:
+            assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
+            # one whose objective cannot be met is kept all the same, as its ingress saw it
+            slo = {"slo": {"ttft_ms": 0.001}}
+            assert (await made.client.post("/v1/chat/completions", json=made.chat(**slo))).status_code == 200
+            await made.idle()
+            assert {
+                m.trace for engine in made.engines.values() for m in engine.of(wire.Prefill | wire.Decode)
+            } == {None}  # type: ignore[arg-type]
+        await asyncio.to_thread(traces.stop)
+    assert sorted(span.name for span in to.spans) == [
+        "POST /v1/chat/completions",
+        "decode",
+        "prefill",
+        "transfer",
+    ]
+    assert decisions.totals == {"exported": 0, "failed": 0, "dropped": 0}
