@@ -11,7 +11,7 @@ target=app/dashboard/static/vendor
 # package@version, then pairs of a file in the package and its name here. The module of htm contains Preact; its text is that
 # of release 10.5.14 as far as the two can be compared, and this release's licence goes with it.
 packages=(
-    "htm@3.1.1 preact/standalone.module.js=htm-preact-standalone.module.js LICENSE=htm.LICENSE"
+    "htm@3.1.1 preact/standalone.module.js=htm-preact-standalone.module.js dist/htm.module.js=htm.module.js LICENSE=htm.LICENSE"
     "preact@10.5.14 LICENSE=preact.LICENSE"
     "uplot@1.6.32 dist/uPlot.iife.min.js=uPlot.iife.min.js dist/uPlot.min.css=uPlot.min.css LICENSE=uplot.LICENSE"
 )

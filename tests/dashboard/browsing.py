@@ -48,7 +48,8 @@ class Opened:
     def go(self, view: str, rest: str = "") -> None:
         """Opens a view and waits until it has drawn something."""
         self.page.goto(f"{self.url}/#/{view}{f'/{rest}' if rest else ''}")
-        self.page.wait_for_selector("#view .panel, #view .absent", timeout=20_000)
+        # not `wait_for_selector`, whose handle would keep the element alive for as long as the page is open
+        self.page.locator("#view .panel, #view .absent").first.wait_for(timeout=20_000)
 
     def close(self) -> None:
         self.context.close()

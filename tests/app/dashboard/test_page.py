@@ -531,3 +531,24 @@ def test_a_thousand_engines_are_shown_with_only_the_lanes_in_sight(serve: Serve,
     page.get_by_label("Find").fill("prefill-1-7")
     expect(page.locator(".lane .id").first).to_have_text("prefill-1-7")
     assert axe(page) == []
+
+
+def test_rows_that_have_gone_are_given_back(serve: Serve, opening: Opening) -> None:
+    """The list of the latest requests changes with each update; what leaves it must leave the memory, too."""
+    server = serve(period_s=0.05)
+    opened = opening(server)
+    opened.go("requests")
+    cdp = opened.context.new_cdp_session(opened.page)
+    cdp.send("Performance.enable")
+
+    def nodes() -> float:
+        cdp.send("HeapProfiler.collectGarbage")
+        return next(
+            one["value"] for one in cdp.send("Performance.getMetrics")["metrics"] if one["name"] == "Nodes"
+        )
+
+    until(lambda: server.cluster.seq > 960, "60 updates", opened.page)
+    first, before = server.cluster.seq, nodes()
+    until(lambda: server.cluster.seq > first + 100, "100 updates more", opened.page)
+    # 100 updates bring about 200 rows of some 20 nodes each; ten rows more or less are in the page
+    assert nodes() < before + 500

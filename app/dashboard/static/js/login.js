@@ -23,7 +23,7 @@ export function Login({ problem, onSignedIn }) {
       <label class="field">Key <input type="password" name="key" autocomplete="current-password" value=${key} autofocus onInput=${(e) => setKey(e.target.value)} /></label>
       ${(error || problem) && html`<${Message} level="error">${error ?? problem}<//>`}
       <div class="buttons"><button type="submit" class="primary" disabled=${busy || !key.trim()}>${busy ? "Signing in…" : "Sign in"}</button></div>
-      <p class="note">Keys are dashboard.options.viewer_keys and admin_keys of the configuration. Where none is given, the server makes an admin key at its start and its log names the file.</p>
+      <p class="note">Keys are dashboard.viewer_keys and dashboard.admin_keys of the configuration. Where no admin key is given, the server makes one at its start, and its log names the file.</p>
     </form>
   </main>`;
 }

@@ -34,7 +34,7 @@ export function StateLine() {
       <span>plan <b>${plan ?? "none: scaling is off"}</b></span><span>ingresses <b>${count(line.ingresses)}</b></span>
       <span class="clock">data of <b>${clock(feed.at)}</b></span>
     </div>
-    ${link.stale && html`<div class="stale-line" role="alert"><b>Stale:</b> these figures are ${seconds(Math.round(age_s()))} old, of ${clock(feed.at)}. ${link.reason ? `Reason: ${link.reason}. ` : ""}Connecting again…</div>`}
+    ${link.stale && html`<div class="stale-line" role="alert"><b>Stale:</b> these figures are ${seconds(Math.round(age_s()))} old, of ${clock(feed.at)}. ${link.reason ? `Reason: ${link.reason}. Connecting again…` : "The stream is open, and nothing comes."}</div>`}
     ${!line.ready && line.detail && html`<${Message} level="error">${line.detail}<//>`}
     ${(line.warnings ?? []).map((warning, n) => html`<${Message} key=${n} level=${warning.level === "error" ? "error" : "warn"} role="status"><b>${warning.text}</b>${warning.do && html` <span>${warning.do}</span>`}<//>`)}`;
 }

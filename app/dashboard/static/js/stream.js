@@ -7,27 +7,33 @@ const SILENT_MS = 25000; // the server sends a comment every 10 s at least
 
 // Takes text as it comes and calls `event(name, id, data)` for each complete event.
 export function parser(event) {
-  let rest = "", name = "message", id = null, data = [];
-  return (text) => {
-    rest += text;
-    let end;
-    while ((end = rest.indexOf("\n")) >= 0) {
-      const line = rest.slice(0, end).replace(/\r$/, "");
-      rest = rest.slice(end + 1);
-      if (line === "") {
-        if (data.length) event(name, id, data.join("\n"));
-        name = "message";
-        data = [];
-        continue;
-      }
-      const colon = line.indexOf(":");
-      if (colon === 0) continue;
-      const field = colon < 0 ? line : line.slice(0, colon);
-      const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-      if (field === "data") data.push(value);
-      else if (field === "event") name = value;
-      else if (field === "id") id = value;
+  let name = "message", id = null, data = [];
+  const take = (line) => {
+    if (line === "") {
+      if (data.length) event(name, id, data.join("\n"));
+      name = "message";
+      data = [];
+      return;
     }
+    const colon = line.indexOf(":");
+    if (colon === 0) return;
+    const field = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
+    if (field === "data") data.push(value);
+    else if (field === "event") name = value;
+    else if (field === "id") id = value;
+  };
+  let begun = []; // the pieces of a line whose end has not come; a line of many engines comes in many
+  return (text) => {
+    let from = 0, end;
+    while ((end = text.indexOf("\n", from)) >= 0) {
+      begun.push(text.slice(from, end));
+      const line = begun.length === 1 ? begun[0] : begun.join("");
+      begun = [];
+      from = end + 1;
+      take(line.endsWith("\r") ? line.slice(0, -1) : line);
+    }
+    if (from < text.length) begun.push(text.slice(from));
   };
 }
 
@@ -62,12 +68,12 @@ export function openStream(path, handlers) {
       tries = 0;
     });
     handlers.up();
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = answer.body.getReader(), decoder = new TextDecoder();
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return "the server ended the stream";
       listen();
-      feed(value);
+      feed(decoder.decode(value, { stream: true }));
     }
   }
 
