@@ -188,7 +188,7 @@ async def test_bodies_that_are_no_objects_or_too_long_are_refused(page: Page) ->
         assert answer.status_code == status and answer.json()["message"]
 
 
-@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2f..%2fetc", "20260101T000000-..-abcdef", "x" * 300])
+@pytest.mark.parametrize("name", ["%2e%2e", "..%2f..%2fetc", "20260101T000000-..-abcdef", "x" * 300])
 async def test_a_name_that_no_run_has_leads_nowhere(page: Page, name: str) -> None:
     for method, path in (
         ("GET", f"/api/experiments/runs/{name}"),
@@ -196,8 +196,7 @@ async def test_a_name_that_no_run_has_leads_nowhere(page: Page, name: str) -> No
         ("GET", f"/api/experiments/runs/{name}/report.html"),
         ("GET", f"/api/experiments/compare?ids={name}"),
     ):
-        # a client takes `..` out of a path by itself, which leads to the list
-        assert (await page.http.request(method, path)).status_code in (307, 400, 404, 405)
+        assert (await page.http.request(method, path)).status_code in (400, 404, 405)
 
 
 async def test_a_full_folder_takes_no_run(app: Bare, tmp_path: Path) -> None:
