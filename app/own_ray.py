@@ -71,6 +71,8 @@ class OwnRay:
             except Exception as error:
                 # Ray gives its GCS and its raylet 30 s each, which is too little on an overloaded machine.
                 ray.shutdown()
+                # what this attempt has started lives on, and its GCS would keep the database from the next one's
+                self._end_members()
                 if attempt == START_ATTEMPTS - 1 or "timed out" not in str(error).lower():
                     raise
                 self._say("Ray did not start within 30 s; trying again")
@@ -147,11 +149,15 @@ class OwnRay:
         self._say("ending what is left of this Ray")
         _node().kill_all_processes(check_alive=False, allow_graceful=False)
         psutil.wait_procs(list(self._members()), timeout=END_TIMEOUT_S)
+        self._end_members()
+        self.remove()
+
+    def _end_members(self) -> None:
+        """Kills what there is of this cluster, by process id."""
         left = list(self._members())
         for process in left:
             process.kill()
         psutil.wait_procs(left, timeout=END_TIMEOUT_S)
-        self.remove()
 
     def _members(self) -> Iterator[psutil.Process]:
         """Yields this cluster's processes, also those whose parents have died: all inherit the name of its folder."""

@@ -80,7 +80,12 @@ class Rig:
     """The front half of an engine."""
 
     def __init__(
-        self, model: SmallModel, interval: int = 1, reasoning: str | None = None, **changes: Any
+        self,
+        model: SmallModel,
+        interval: int = 1,
+        reasoning: str | None = None,
+        traced: bool = False,
+        **changes: Any,
     ) -> None:
         self.model, self.core, self.sink = model, Given(), Sink()
         self.numbers = iter(range(1000))
@@ -90,7 +95,9 @@ class Rig:
             "scheduler_config": scheduler,
             "speculative_config": None,
         }
-        self.outputs = OutputProcessor(model.tokenizer, log_stats=False, stream_interval=interval)
+        self.outputs = OutputProcessor(
+            model.tokenizer, log_stats=traced, stream_interval=interval, tracing_enabled=traced
+        )
         llm: Any = SimpleNamespace(
             vllm_config=SimpleNamespace(**(fields | changes)), model_config=model.config.model_config,
             tokenizer=model.tokenizer, input_processor=model.inputs, output_processor=self.outputs,
@@ -462,3 +469,25 @@ async def test_no_output_yet_is_a_request_from_its_start(model: SmallModel) -> N
     assert [(piece.index, piece.finish) for piece in pieces] == [(2, "stop")]
     sampling = rig.core.requests[-1].sampling_params
     assert (sampling.seed, sampling.extra_args, sampling.prompt_logprobs) == (43, None, 2)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_vllm_is_told_the_place_in_a_trace_only_where_it_makes_spans(
+    model: SmallModel, traced: bool
+) -> None:
+    rig = Rig(model, traced=traced)
+    place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for number, trace in enumerate((place, None)):
+        rig.runner.decode(Decode(f"t{number}", PROMPT, {}, None, 60.0, trace=trace))
+    await settle()
+    told = [request.trace_headers for request in rig.core.requests]
+    assert told == [{"traceparent": place} if traced else None, None]
+    rig.runner.stop()
+
+
+async def test_output_that_has_its_end_is_answered_where_vllm_makes_spans(model: SmallModel) -> None:
+    rig = Rig(model, traced=True)
+    resume = Resume(0, 4, model.tokens("one two three four"), len("one two three"))
+    (piece,) = await rig.decode([], None, {"max_tokens": 4}, resume=resume)
+    assert (piece.text, piece.finish) == (" four", "length")
+    assert rig.core.requests == []
