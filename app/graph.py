@@ -23,7 +23,7 @@ from ray.serve._private.config import DeploymentConfig
 from actors.engine.cores import usable_cores
 from actors.options import from_options
 from app.config import AppConfig, parse
-from app.dashboard.replica import DashboardReplica
+from app.dashboard.replica import DashboardReplica, Target
 from app.dashboard.store import RunsConfig
 from app.flow_agent import FlowShare
 from app.groups import EngineGroupConfig
@@ -104,7 +104,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                     runs,
                     config.model.served_name,
                     options.get("class_slo", {}),
-                    config.ingress,
+                    Target(config.ingress.port, config.ingress.url),
                     tuple(options.get("admin_keys", ())),
                     config.wire,
                 ),

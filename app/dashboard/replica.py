@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.routing import Route
 
@@ -14,7 +14,7 @@ from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.admin_key import KeyFile, KeyFileError, keys_of_environment
 from app.api.extensions import ClassSlo
-from app.config import DashboardConfig, IngressGroupConfig, WireConfig
+from app.config import DashboardConfig, WireConfig
 from app.dashboard.audit import Audit
 from app.dashboard.auth import Keys, Sessions
 from app.dashboard.changes import Changes
@@ -34,6 +34,13 @@ from app.user_folder import user_folder
 log = logging.getLogger("ray.serve.dashboard")
 
 
+class Target(NamedTuple):
+    """The ingress to which experiments send their load, as this machine reaches it; with port 0 there are none."""
+
+    port: int
+    url: str
+
+
 class DashboardReplica:
     """The dashboard's process."""
 
@@ -43,7 +50,7 @@ class DashboardReplica:
         runs: RunsConfig,
         model: str,
         slo: Mapping[str, Any],
-        ingress: IngressGroupConfig,
+        ingress: Target,
         ingress_keys: tuple[str, ...],
         wire: WireConfig,
         router: Any,

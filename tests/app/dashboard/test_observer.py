@@ -150,7 +150,7 @@ async def test_a_dashboard_that_comes_back_is_found_and_a_new_router_too(tmp_pat
 
 async def test_without_observers_nothing_is_kept(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
-        assert made.app.requests.keep(None) is None
+        assert made.app.requests.keep("/v1/completions", None) is None
         await made.client.post("/v1/chat/completions", json=made.chat())
         assert made.connections.observers._requests == []
 
