@@ -31,6 +31,12 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _MAX_BYTES = 1024
 
 
+def keys_of_environment(variable: str = "SLUICE_ADMIN_KEYS") -> tuple[str, ...]:
+    """Returns the keys in a variable of the environment, which commas separate."""
+    given = os.environ.get(variable, "")
+    return tuple(key.strip() for key in given.split(",") if key.strip())
+
+
 class KeyFileError(OSError):
     """The file cannot be trusted, read or written; the message says why and what to do."""
 

@@ -154,6 +154,57 @@ class IngressGroupConfig(Strict):
         return self.model_copy(update={"replicas": replicas, "metrics_port": first})
 
 
+DASHBOARD_PORT_OFFSET = 2
+"""Default distance of the dashboard's port above the public port: 8002 for 8000, beside Serve's own port 8001."""
+
+
+class DashboardConfig(Strict):
+    """The dashboard (`app.dashboard`): a page to watch and to change things from, on a port of its own; 0 turns it off.
+
+    A key is always needed. `viewer_keys` may look (SLUICE_VIEWER_KEYS in its environment adds to them), and
+    `admin_keys`, or else SLUICE_ADMIN_KEYS, may change things, too; so may the keys of the ingress. Where none are
+    configured, it makes one at its start, as the ingress does (`app.admin_key`). A browser reaches it by an address,
+    as localhost, or by one of the names in `hosts`. A login lasts for `session_s`. The audit log and the runs of
+    experiments lie in `folder`.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="default: 2 above the ingress's `port`; 0: no dashboard"
+    )
+    tls_cert: str | None = Field(None, description="default: that of the ingress")
+    tls_key: str | None = Field(None, description="default: that of the ingress")
+    viewer_keys: tuple[Annotated[str, Field(min_length=8)], ...] = Field((), repr=False)
+    admin_keys: tuple[Annotated[str, Field(min_length=8)], ...] = Field((), repr=False)
+    hosts: tuple[str, ...] = ()
+    session_s: Annotated[float, Field(gt=0)] = 43_200.0
+    folder: str | None = Field(
+        None, description="default: a folder of this user and port, with other temporary files"
+    )
+    experiments: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="custom Ray resources, to pin it to nodes"
+    )
+
+    def check(self, ingress: IngressGroupConfig) -> None:
+        """Raises ValueError for settings that do not go together."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("dashboard: tls_cert and tls_key belong together")
+        if self.port and self.port == ingress.port:
+            raise ValueError(f"dashboard: port {self.port} is that of the ingress: choose another, or 0")
+
+    def resolved(self, ingress: IngressGroupConfig) -> "DashboardConfig":
+        """Returns the same settings with those of the ingress wherever they follow it."""
+        port = self.port
+        if port is None:
+            above = ingress.port + DASHBOARD_PORT_OFFSET
+            port = 0 if not ingress.port else above if above < 65536 else ingress.port - DASHBOARD_PORT_OFFSET
+        found: dict[str, Any] = {"port": port}
+        if self.tls_cert is None and self.tls_key is None:
+            found |= {"tls_cert": ingress.tls_cert, "tls_key": ingress.tls_key}
+        return self.model_copy(update=found)
+
+
 class WireConfig(Strict):
     """The internal sockets.
 
@@ -212,6 +263,12 @@ class AppConfig(Strict):
     wire: WireConfig = WireConfig()
     flow: FlowConfig = FlowConfig()
     scaling: ScalingConfig = ScalingConfig()
+    dashboard: DashboardConfig = DashboardConfig()
+
+    @property
+    def dashboard_port(self) -> int:
+        """The port of the dashboard, or 0 without one."""
+        return self.dashboard.resolved(self.ingress).port or 0
 
     @property
     def autoscaler(self) -> AutoscalerConfig:
@@ -276,6 +333,7 @@ class AppConfig(Strict):
             )
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
+        self.dashboard.check(self.ingress)
         if self.wire.interface not in (None, "auto"):
             ipaddress.ip_network(str(self.wire.interface))
         first, last = port_range(self.wire.ports)

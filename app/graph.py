@@ -2,6 +2,7 @@
 
     Router (1)  <-  engine groups (n replicas each)  <-  Ingress (1 or more)
                 <-  Autoscaler (1, with scaling.enabled)  <-
+                <-  Dashboard (1, unless dashboard.port is 0)  <-
 
 The arrows are handles, used for the router's address only. Every deployment keeps Serve's life cycle (placement,
 health, restart, drain); none of them serves requests through a handle.
@@ -21,6 +22,7 @@ from ray.serve._private.config import DeploymentConfig
 
 from actors.engine.cores import usable_cores
 from app.config import AppConfig, parse
+from app.dashboard.replica import DashboardReplica
 from app.flow_agent import FlowShare
 from app.groups import EngineGroupConfig
 from app.ingress.replica import IngressReplica
@@ -85,6 +87,27 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                 router,
                 num_replicas=1,
                 ray_actor_options={"num_cpus": 0, "resources": config.router.resources},
+            )
+        )
+    dashboard = config.dashboard.resolved(config.ingress)
+    if dashboard.port:
+        options = config.ingress.options
+        engines.append(
+            _application(
+                DashboardReplica,
+                "Dashboard",
+                (
+                    dashboard,
+                    config.model.served_name,
+                    options.get("class_slo", {}),
+                    config.ingress.port,
+                    tuple(options.get("admin_keys", ())),
+                    config.wire,
+                ),
+                router,
+                num_replicas=1,
+                drain_s=0.0,
+                ray_actor_options={"num_cpus": 0, "resources": dashboard.resources},
             )
         )
     ingress = config.ingress.resolved(len(usable_cores()))

@@ -81,7 +81,20 @@ def run(args: argparse.Namespace) -> int:
         option = "--port 8010 and --http-port 8011, say (make serve PORT=8010)"
         print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
         return 1
+    _tell_of_dashboard_port(schema)
     return _run(schema, args)
+
+
+def _tell_of_dashboard_port(schema: dict[str, Any]) -> None:
+    """Says that the dashboard's port is in use, if it is. Nothing of serving needs that port."""
+    config = parse(schema["applications"][0]["args"])
+    port = config.dashboard_port
+    if port and not _free(port):
+        print(
+            f"sluice: port {port} is in use, so there is no dashboard until it is free. Choose another with"
+            " dashboard.port in the configuration (0: none).",
+            file=sys.stderr,
+        )
 
 
 def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:
@@ -152,7 +165,9 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
             own.unwatch()
         if own is None or not own.broken:
             _shutdown(say, own is not None)
-            KeyFile(parse(schema["applications"][0]["args"]).ingress.port).remove()
+            config = parse(schema["applications"][0]["args"])
+            KeyFile(config.ingress.port).remove()
+            KeyFile(config.dashboard_port).remove()
         if own is not None:
             own.remove()
 
@@ -276,7 +291,19 @@ def _greet(config: Any, http_port: int, say: "_Progress") -> None:
     print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
     if (key_file := KeyFile(config.ingress.port).path).exists():
         print(f"  The admin key is in {key_file}; `sluice` reads it there by itself.")
+    _greet_dashboard(config)
     print("  Ctrl-C ends it.\n", flush=True)
+
+
+def _greet_dashboard(config: Any) -> None:
+    """Prints the address of the dashboard, and where its key is."""
+    dashboard = config.dashboard.resolved(config.ingress)
+    if not dashboard.port:
+        return
+    scheme = "https" if dashboard.tls_cert else "http"
+    key_file = KeyFile(dashboard.port).path
+    where = f"; its key is in {key_file}" if key_file.exists() else ""
+    print(f"  The dashboard is at {scheme}://{dashboard.host}:{dashboard.port}{where}.")
 
 
 def _shutdown(say: "_Progress", own: bool) -> None:

@@ -1,12 +1,13 @@
-"""Writes docs/metrics.md from the lists in `app.ingress.metrics` and `app.ingress.fleet_metrics`.
+"""Writes docs/metrics.md from the lists in `app.ingress.metrics` and `app.fleet.figures`.
 
 python scripts/document_metrics.py
 """
 
 from pathlib import Path
 
-from app.ingress.fleet_metrics import all_metrics
-from app.ingress.metrics import INGRESS, Metric
+from app.fleet.figures import all_metrics
+from app.fleet.metric import Metric
+from app.ingress.metrics import INGRESS
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 

@@ -6,6 +6,7 @@
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
     facts       engines with the totals of their steps, and the network as configured and learnt
+    assign      {"engine", "role", "duty"}: has one engine serve a role, or wait warm (`actors.router.assigning`)
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actors.router.assigning import NotAssigned
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
 from actors.router.facts import FleetFacts
@@ -46,7 +48,7 @@ class Refused(ValueError):
 
 class RouterAdmin:
     """Answers the questions about one router. `feed` takes events for the dispatcher; `changed` runs after a change of
-    policy.
+    policy; `assign` orders one engine to serve a role with a duty.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class RouterAdmin:
         changed: Callable[[], None],
         flows: FlowAgents | None = None,
         facts: FleetFacts | None = None,
+        assign: Callable[[object, object, object], dict[str, Any]] | None = None,
     ) -> None:
+        self._assign = assign
         self._flows = FlowAgents() if flows is None else flows
         self._facts = facts
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
@@ -70,7 +74,7 @@ class RouterAdmin:
         """
         try:
             status, text = 200, dumps(self._answer(message))
-        except Refused as refused:
+        except (Refused, NotAssigned) as refused:
             status, text = refused.status, dumps({"message": str(refused)})
         except Exception as error:  # a bug
             log.exception("the administrator's question %s cannot be answered", message.what)
@@ -94,6 +98,10 @@ class RouterAdmin:
                 if self._facts is None:
                     raise Refused(404, "this router knows no engines and no network")
                 return self._facts.told()
+            case "assign":
+                if self._assign is None:
+                    raise Refused(404, "this router has no engines to order")
+                return self._assign(asked.get("engine"), asked.get("role"), asked.get("duty"))
             case "scale":
                 raise Refused(404, "the autoscaler answers this, and the router does not")
 

@@ -1,4 +1,6 @@
-"""The router's two reports to every ingress: the fleet, sent at each change, and the figures, sent every second."""
+"""The router's two reports to every ingress and observer: the fleet, sent at each change, and the figures, sent every
+second.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +16,16 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
 from actors.router.workers import place_of, workers_of
-from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetLoad, FleetStatus, Quarantined, Standby
+from actors.wire.messages import (
+    KV_EVENTS,
+    EngineInfo,
+    Fleet,
+    FleetLoad,
+    FleetStatus,
+    ObserverInfo,
+    Quarantined,
+    Standby,
+)
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.base import Needs
 from policies.routing.flowkv.regimes import Regime, RegimeThresholds, RegimeWatch
@@ -45,8 +56,10 @@ class FleetReport:
         self._flows = FlowAgents() if flows is None else flows
         self._regime = RegimeWatch(thresholds or RegimeThresholds())
 
-    def fleet(self, standby: Standby | None = None) -> Fleet:
-        """Returns the engines, the names of the policies, what the policies need from the ingresses, and `standby`."""
+    def fleet(self, standby: Standby | None = None, observers: tuple[ObserverInfo, ...] = ()) -> Fleet:
+        """Returns the engines, the names of the policies, what the policies need from the ingresses, `standby`, and the
+        `observers`.
+        """
         infos, needs = self._infos(), self._dispatcher.needs
         return Fleet(
             infos,
@@ -56,6 +69,7 @@ class FleetReport:
             block_tokens=block_tokens(infos) if Needs.HITS in needs else None,
             wants_transfers=self._network.wants_transfers(needs),
             standby=standby,
+            observers=observers,
         )
 
     def _infos(self) -> list[EngineInfo]:

@@ -11,9 +11,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from actors import no_memory
 from actors.router.admin import RouterAdmin
+from actors.router.assigning import assign
 from actors.router.autoscaler import Autoscaler
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
@@ -26,6 +28,7 @@ from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
+from actors.router.observers import Observers
 from actors.router.roles import Roles
 from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, standby_of, worker_of
 from actors.wire import messages as wire
@@ -45,14 +48,17 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 STATUS_S = 1.0
+PATHS_S = 5.0
+"""Seconds between two reports to observers about the network between nodes, which changes slowly."""
 FORECAST_S = 0.05
 
 SENDERS = (
     dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine")
     | dict.fromkeys((wire.Assign, wire.ScaleAnswered, wire.Standby, wire.LeadsTold), "autoscaler")
-    | {wire.FlowReport: "agent"}
+    | {wire.FlowReport: "agent", wire.Observing: "observer"}
 )
-"""Kind of the peers that send a type of message; all other types come from ingresses."""
+"""Kind of the peers that send a type of message; all other types come from ingresses, and questions of an administrator
+from observers, too."""
 
 
 class RouterServer:
@@ -80,6 +86,7 @@ class RouterServer:
         self.decisions = DecisionLog()
         self.addresses: tuple[str, ...] = ()
         self._ingresses = Ingresses()
+        self._observers = Observers()
         self._flows = FlowAgents()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,7 +111,14 @@ class RouterServer:
         )
         facts = FleetFacts(self.engines, self._network)
         self._admin = RouterAdmin(
-            dispatcher, self.decisions, journal, self._feed, self._policies_changed, self._flows, facts
+            dispatcher,
+            self.decisions,
+            journal,
+            self._feed,
+            self._policies_changed,
+            self._flows,
+            assign=self._assign,
+            facts=facts,
         )
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
@@ -115,7 +129,7 @@ class RouterServer:
         self._stale = 0
         self._protocol_errors = 0
         self._silent_peers = dict.fromkeys(
-            ("ingress", "engine", "router", "agent", "worker", "coordinator", "autoscaler"), 0
+            ("ingress", "engine", "router", "agent", "worker", "coordinator", "autoscaler", "observer"), 0
         )  # by their kind
         self._policy_errors = 0
         self._internal_errors = 0
@@ -133,6 +147,7 @@ class RouterServer:
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._look_after_roles))]
+        self._tasks += [asyncio.create_task(self._every(PATHS_S, self._tell_paths))]
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
         self._network.start(self._feed)
@@ -154,6 +169,7 @@ class RouterServer:
             server.close()
         self.engines.close("router stops")
         self._ingresses.close("router stops")
+        self._observers.close("router stops")
         self._autoscaler.close("router stops")
         remove_sockets(self.addresses)
         if self._forecasts is not None:
@@ -172,6 +188,10 @@ class RouterServer:
             self._ingresses.add(channel)
             channel.send(self.fleet())
             channel.send(self.status())
+        elif channel.peer.kind == "observer":
+            if self._observers.add(channel):
+                channel.send(self.fleet())
+                channel.send(self.status())
         elif channel.peer.kind == "autoscaler":
             self._autoscaler.opened(channel)
 
@@ -187,11 +207,15 @@ class RouterServer:
         self.engines.lost(channel, reason)
         self._flows.lost(channel)
         self._autoscaler.lost(channel)
+        if self._observers.lost(channel):
+            self._broadcast_fleet()
 
     # ------------------------------------------------------------------------------------------------ messages
 
     def _on_message(self, channel: Channel, message: wire.Message) -> None:
         kind = SENDERS.get(type(message), "ingress")
+        if isinstance(message, wire.Admin) and channel.peer is not None and channel.peer.kind == "observer":
+            kind = "observer"
         if channel.peer is None or channel.peer.kind != kind:
             raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")
         try:
@@ -222,6 +246,9 @@ class RouterServer:
                 self.decisions.flowed(message.ended)
             case wire.Admin():
                 self._asked(channel, message)
+            case wire.Observing():
+                self._observers.listens(channel, message.addresses)
+                self._broadcast_fleet()
             case wire.Assign() | wire.ScaleAnswered() | wire.Standby() | wire.LeadsTold():
                 self._autoscaler.heard(channel, message)
             case _:
@@ -454,18 +481,29 @@ class RouterServer:
         self._broadcast_fleet()
 
     def _broadcast_fleet(self) -> None:
-        self._ingresses.broadcast(self.fleet())
+        fleet = self.fleet()
+        self._ingresses.broadcast(fleet)
+        self._observers.broadcast(fleet)
 
     def _broadcast_status(self) -> None:
-        if self._ingresses:
-            self._ingresses.broadcast(self.status())
+        if self._ingresses or self._observers:
+            status = self.status()
+            self._ingresses.broadcast(status)
+            self._observers.broadcast(status)
+
+    def _tell_paths(self) -> None:
+        if self._observers:
+            self._observers.broadcast(wire.PathsSeen(self._network.paths(self.engines.infos())))
+
+    def _assign(self, engine_id: object, role: object, duty: object) -> dict[str, Any]:
+        return assign(self.engines, self._autoscaler.connected, engine_id, role, duty)
 
     def fleet(self) -> wire.Fleet:
-        """Returns the message about the fleet that every ingress gets."""
-        return self._report.fleet(self._autoscaler.standby)
+        """Returns the message about the fleet that every ingress and observer gets."""
+        return self._report.fleet(self._autoscaler.standby, self._observers.infos())
 
     def status(self) -> wire.FleetStatus:
-        """Returns the message with the figures of the router and its engines that every ingress gets."""
+        """Returns the message with the figures of the router and its engines that every ingress and observer gets."""
         refused = self._stale + self.dispatcher.state.refused_items
         return self._report.status(
             len(self._ingresses),

@@ -1,4 +1,6 @@
-"""The facts that are kept of a request for its trace: plain values, of which `spans` makes spans when it has ended."""
+"""The facts that are kept of a request for its trace and for observers: plain values, of which `spans` makes spans
+when it has ended.
+"""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,7 +52,8 @@ class Kept:
 class Answered(NamedTuple):
     """A client's request as it ended. Times are seconds on the clock of the process, as are those of its attempts.
 
-    `status` is that of the answer, or 499 for a client that left.
+    `status` is that of the answer, or 499 for a client that left. `request_id` is the id in the answer, and `shown_id`
+    the one in its x-request-id. `choices` are those of all prompts.
     """
 
     kept: Kept
@@ -66,6 +69,8 @@ class Answered(NamedTuple):
     output_tokens: int
     max_tokens: int | None
     stream: bool
+    shown_id: str = ""
+    choices: int = 1
 
     @property
     def is_bad(self) -> bool:

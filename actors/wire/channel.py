@@ -173,6 +173,10 @@ class Channel(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_OUTBOX_BYTES:
             self.abort("peer does not read: outbox over its limit")
 
+    def unread_bytes(self) -> int:
+        """Returns the number of written bytes that wait for the peer to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self, reason: str = "closed by us") -> None:
         """Sends what is queued, then closes the connection; `on_close` gets `reason`."""
         self._flush()

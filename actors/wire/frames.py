@@ -13,9 +13,9 @@ import msgspec
 from actors.wire.messages import Message
 
 HEADER = struct.Struct(">I")
-PeerKind = Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler"]
+PeerKind = Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler", "observer"]
 """Kinds of processes on the wire. A worker reads KV by the permits of an agent; an agent talks to workers, to other
-nodes' agents, to a coordinator and to the router."""
+nodes' agents, to a coordinator and to the router. An observer (the dashboard) watches, and serves no request."""
 
 ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(list[Message])

@@ -16,18 +16,16 @@ is the one in the file that the ingress makes at its start (`app.admin_key`).
 """
 
 import hmac
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
 from app.admin_key import KeyFile, KeyFileError
 from app.api.errors import ApiError, bad_request
+from app.fleet.policy import policy_change
 from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
-from app.profile.file import load_heatmap, shipped
 
 PATH = "/sluice/admin/"
 What = Literal["policy", "set_policy", "explain", "journal", "scale", "facts"]
@@ -122,12 +120,6 @@ def method_not_allowed(request: Request, *allowed: str) -> ApiError:
     return ApiError(405, message, code="method_not_allowed", allow=allowed)
 
 
-def admin_keys() -> tuple[str, ...]:
-    """Returns the keys in the environment's SLUICE_ADMIN_KEYS, which commas separate."""
-    given = os.environ.get("SLUICE_ADMIN_KEYS", "")
-    return tuple(key.strip() for key in given.split(",") if key.strip())
-
-
 def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
     if name == "explain":
         return "explain", orjson.dumps({"id": rest})
@@ -140,34 +132,5 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
     if name == "scale":
         return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":
-        return "set_policy", _change(request.body)
+        return "set_policy", policy_change(request.body)
     return "policy", b""
-
-
-def _change(body: bytes) -> bytes:
-    """Returns the request's change of policies as JSON, with names of shipped heatmaps replaced by the heatmaps.
-
-    The router checks the rest. Raises ApiError 400 for a body that is not JSON and for an unknown heatmap.
-    """
-    try:
-        asked: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
-    if isinstance(asked, dict):
-        for stage in ("prefill", "decode"):
-            choice = asked.get(stage)
-            params = choice.get("params") if isinstance(choice, dict) else None
-            if isinstance(params, dict) and isinstance(params.get("heatmap"), str):
-                params["heatmap"] = _heatmap(params["heatmap"])
-    return orjson.dumps(asked)
-
-
-def _heatmap(name: str) -> dict[str, Any]:
-    if name not in shipped():
-        known = ", ".join(shipped()) or "none"
-        raise bad_request(
-            f"heatmap {name!r} is not shipped (there is: {known}); give the content of a heatmap file instead,"
-            " which the `sluice` command reads from --param heatmap=@FILE",
-            "heatmap",
-        )
-    return load_heatmap(name, Path())

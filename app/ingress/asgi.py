@@ -18,12 +18,12 @@ from app.admin_key import KeyFile
 from app.api.errors import ApiError, draining, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
+from app.fleet.figures import FleetCollector, Seen
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi, method_not_allowed
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
-from app.ingress.fleet_metrics import FleetCollector
 from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake, IntakeThreads, Prompts
@@ -100,7 +100,11 @@ class IngressApp:
             "/openapi.json": ("GET", pages.openapi),
         }
         metrics.bind(lambda: float(self.in_flight))
-        metrics.registry.register(FleetCollector(connections))
+        metrics.registry.register(FleetCollector(self._seen))
+
+    def _seen(self) -> Seen:
+        connections = self.connections
+        return Seen(connections.engines(), connections.fleet_status, connections.router_connected())
 
     # ------------------------------------------------------------------------------------------------- requests
 

@@ -14,6 +14,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -31,6 +32,7 @@ from actors.wire.messages import (
     Fleet,
     FleetStatus,
     Grown,
+    IngressObserved,
     KVRenewed,
     Message,
     Out,
@@ -46,12 +48,13 @@ from actors.wire.messages import (
     Transferred,
     Unknown,
 )
-from app.ingress.admin_calls import AdminCalls
+from app.fleet.calls import AdminCalls
 from app.ingress.alarms import Alarms
 from app.ingress.config import IngressConfig
 from app.ingress.fallback import LocalRouter, Reachable
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
+from app.ingress.observers import Observers
 from policies.request import events as ev
 from policies.request import troubles
 from policies.request.attempts import attempt_id_of
@@ -144,6 +147,7 @@ class IngressConnections:
             "router",
             partial(self._ended, "router"),
         )
+        self.observers = Observers(me, self._clock, self._observed)
         self._router_silence = Silence(ROUTER_SILENT_TICKS)
         self._router_ticks: LoopTicks | None = None
         self._admin_calls = AdminCalls(self._router.send)
@@ -182,6 +186,7 @@ class IngressConnections:
                 timer.cancel()
         await self._router.stop()
         await self._engines.stop()
+        await self.observers.stop()
 
     async def wait_ready(self, most_s: float) -> bool:
         """Waits until requests can be served, for `most_s` seconds at most, and returns whether they can."""
@@ -445,6 +450,7 @@ class IngressConnections:
 
     def _fleet_is(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.observers.update(fleet.observers)
         engines = fleet.engines
         self._engines_are([self._as_seen_here(info) for info in engines] if self._local.is_open else engines)
         # a router that has just restarted may know no engine yet, and has not heard of a sleep
@@ -527,6 +533,21 @@ class IngressConnections:
             self._local.close()
             self._engines_are(self.fleet.engines)
             self._introduce()
+
+    def _observed(self) -> IngressObserved:
+        """Returns what this replica tells its observers now, without the requests that have ended."""
+        stages = Counter(life.stage.value for life in self.live.values())
+        return IngressObserved(
+            now_s=self.now_s(),
+            model=self.config.served_names[0],
+            detail=self.ready(),
+            router_connected=self._router_connected,
+            decides_here=self._local.is_open,
+            stages=dict(stages),
+            figures=self.metrics.figures(),
+            requests=[],
+            notes=[],
+        )
 
     def _asleep(self) -> bool:
         """Returns whether engines that are not there come when a request arrives."""

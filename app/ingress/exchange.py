@@ -57,8 +57,8 @@ class HttpExchange:
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
         self._id, self._client_request_id = request_id.own, request_id.client
-        # for a trace, if there may be one: the attempts, and the status and time of the end
-        self._kept = None if requests.traces is None else Kept(request_id.traceparent)
+        # for a trace or an observer, if there may be one: the attempts, and the status and time of the end
+        self._kept = requests.keep(request_id.traceparent)
         self._code, self._ended_s = 0, started_s
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
@@ -182,9 +182,8 @@ class HttpExchange:
             self._kept = None
 
     def _tell(self, kept: Kept) -> None:
-        """Hands over what was kept for a trace."""
-        traces, envelope, plan = self._requests.traces, self.envelope, self.plan
-        assert traces is not None
+        """Hands over what was kept for a trace and for observers."""
+        envelope, plan = self.envelope, self.plan
         answered = Answered(
             kept=kept,
             path="/v1/chat/completions" if plan.chat else "/v1/completions",
@@ -199,10 +198,10 @@ class HttpExchange:
             output_tokens=sum(choice.tokens for choice in self._choices),
             max_tokens=plan.max_tokens,
             stream=plan.stream,
+            shown_id=self.request_id,
+            choices=len(self._choices),
         )
-        result = traces.take(answered)
-        if result is not None:
-            self._requests.metrics.traces.labels(result).inc()
+        self._requests.ended(answered)
 
     def broken(self, error: Exception) -> None:
         """Fails this exchange alone, after an error in building or writing its answer."""

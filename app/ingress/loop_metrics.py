@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+
+from app.fleet.metric import cumulative
 
 
 class Count:
@@ -52,6 +53,10 @@ class LoopCounter(Collector):
             assert len(values) == len(self._labels)
             count = self._counts[values] = Count()
         return count
+
+    def series(self) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+        """Returns the values of the labels and the count of each series."""
+        return [(values, (count.value,)) for values, count in self._counts.items()]
 
     def describe(self) -> list[Metric]:
         """Returns the family without samples, by which a registry sees a name that is taken."""
@@ -97,6 +102,12 @@ class LoopHistogram(Collector):
         child[0].value += value
         child[1][bisect_left(self._bounds, value)] += 1
 
+    def series(self) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
+        """Returns the values of the labels of each series, the sum of what was observed, and the observations in each
+        bucket.
+        """
+        return [(labels, (whole.value, *counts)) for labels, (whole, counts) in self._children.items()]
+
     def describe(self) -> list[Metric]:
         """Returns the family without samples, by which a registry sees a name that is taken."""
         return [HistogramMetricFamily(self._name, self._help, labels=self._labels)]
@@ -105,9 +116,5 @@ class LoopHistogram(Collector):
         """Returns the family with all samples."""
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for labels, (whole, counts) in self._children.items():
-            total, buckets = 0, list[tuple[str, float]]()
-            for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
-                total += count
-                buckets.append((floatToGoString(bound), float(total)))
-            family.add_metric(labels, buckets, whole.value)
+            family.add_metric(labels, cumulative(self._bounds, counts), whole.value)
         return [family]

@@ -1,6 +1,6 @@
 """The figures that an ingress counts itself, in Prometheus form.
 
-`INGRESS` lists them, `app.ingress.fleet_metrics` lists those of router and engines, and `docs/metrics.md` is generated
+`INGRESS` lists them, `app.fleet.figures` lists those of router and engines, and `docs/metrics.md` is generated
 from both (`python scripts/document_metrics.py`). A new metric needs one entry here, one attribute of `IngressMetrics`,
 and the code that counts it.
 
@@ -8,8 +8,6 @@ Histograms are observed once per request and never per token.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,44 +15,13 @@ from prometheus_client import (
     generate_latest,
 )
 
+from actors.wire.messages import Figures
+from app.fleet.metric import LATENCY_S, STEP_S, TRANSFER_S, Metric, counter, gauge, seconds
 from app.ingress.loop_metrics import LoopCounter, LoopHistogram
 from policies.request.ended import RequestEnd, Result
 from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric: its name, type, unit, help text, labels, and (for a histogram) the upper bounds of its buckets."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-def counter(name: str, unit: str, text: str, *labels: str) -> Metric:
-    """Returns a metric that only grows."""
-    return Metric(name, "counter", unit, text, labels)
-
-
-def gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
-    """Returns a metric that goes up and down."""
-    return Metric(name, "gauge", unit, text, labels)
-
-
-LATENCY_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
-TRANSFER_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-
-
-def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S, *labels: str) -> Metric:
-    """Returns a histogram of durations; `buckets` are upper bounds in seconds."""
-    return Metric(name, "histogram", "seconds", text, labels, buckets)
-
 
 INGRESS: tuple[Metric, ...] = (
     counter(
@@ -180,12 +147,17 @@ INGRESS: tuple[Metric, ...] = (
 
 _BY_NAME = {metric.name: metric for metric in INGRESS}
 
+Series = list[tuple[tuple[str, ...], tuple[float, ...]]]
+"""The series of one metric, as `actors.wire.messages.Figures` carries them."""
+
 
 class IngressMetrics:
     """The registry of one ingress replica, and one attribute for each entry of `INGRESS`."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self._held: list[tuple[Metric, Callable[[], Series]]] = []
+        self._in_flight_now: Callable[[], float] = lambda: 0.0
         self._model = model
         self._requests = self._counter("sluice_requests_total")
         self._in_flight = self._gauge("sluice_in_flight")
@@ -221,10 +193,18 @@ class IngressMetrics:
     def bind(self, in_flight: Callable[[], float]) -> None:
         """Sets the source of `sluice_in_flight`; called once, when the application is put together."""
         self._in_flight.set_function(in_flight)
+        self._in_flight_now = in_flight
 
     def render(self) -> bytes:
         """Returns the exposition text, with the figures of every collector in the registry."""
         return generate_latest(self.registry)
+
+    def figures(self) -> list[Figures]:
+        """Returns all that this replica counts itself, for an observer, which adds it up over the replicas."""
+        return [
+            Figures(metric.name, metric.kind, metric.help, metric.labels, metric.buckets, series())
+            for metric, series in self._held
+        ]
 
     def answered(self, code: int, request_class: str) -> None:
         """Counts one answered HTTP request; call exactly once per request."""
@@ -273,11 +253,19 @@ class IngressMetrics:
             self.slo_requests.labels(end.request_class, result).inc()
 
     def _counter(self, name: str) -> LoopCounter:
-        return LoopCounter(name, _BY_NAME[name].help, _BY_NAME[name].labels, self.registry)
+        metric = _BY_NAME[name]
+        made = LoopCounter(name, metric.help, metric.labels, self.registry)
+        self._held.append((metric, made.series))
+        return made
 
     def _gauge(self, name: str) -> Gauge:
-        return Gauge(name, _BY_NAME[name].help, _BY_NAME[name].labels, registry=self.registry)
+        metric = _BY_NAME[name]
+        made = Gauge(name, metric.help, metric.labels, registry=self.registry)
+        self._held.append((metric, lambda: [((), (self._in_flight_now(),))]))
+        return made
 
     def _histogram(self, name: str) -> LoopHistogram:
         metric = _BY_NAME[name]
-        return LoopHistogram(name, metric.help, metric.labels, metric.buckets, self.registry)
+        made = LoopHistogram(name, metric.help, metric.labels, metric.buckets, self.registry)
+        self._held.append((metric, made.series))
+        return made

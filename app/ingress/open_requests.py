@@ -6,6 +6,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from actors.telemetry.facts import Answered, Kept
 from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
 
@@ -44,6 +45,7 @@ class OpenRequests:
     def __init__(self, connections: IngressConnections, traces: "Traces | None" = None) -> None:
         self.connections = connections
         self.traces = traces
+        self._observers = connections.observers
         self.metrics = connections.metrics
         self.draining = False
         self._open: set[OpenRequest] = set()
@@ -55,6 +57,21 @@ class OpenRequests:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def keep(self, traceparent: str | None) -> Kept | None:
+        """Returns where the attempts of a request that begins are kept for its trace and for observers; None if nobody
+        wants them.
+        """
+        watched = self._observers.has_room()
+        return Kept(traceparent) if watched or self.traces is not None else None
+
+    def ended(self, answered: Answered) -> None:
+        """Hands over what was kept of a request that has ended."""
+        if self.traces is not None:
+            result = self.traces.take(answered)
+            if result is not None:
+                self.metrics.traces.labels(result).inc()
+        self._observers.ended(answered)
 
     def opened(self, request: OpenRequest) -> None:
         """Counts `request` as under way."""

@@ -13,10 +13,9 @@ from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.telemetry.environment import traces_of_environment
 from actors.wire.channel import Identity
-from app.admin_key import KeyFile
+from app.admin_key import KeyFile, keys_of_environment
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
-from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
@@ -83,7 +82,7 @@ class IngressReplica:
         options = {
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,
-            "admin_keys": admin_keys(),
+            "admin_keys": keys_of_environment(),
             **group.options,
             "replica_id": me.id,
             "replicas": group.replicas or 1,

@@ -194,6 +194,8 @@ class IngressRequest(Connected):
 
     def retried(self, task: Task, code: str) -> None:
         self._connections.metrics.retries.labels(task, code).inc()
+        failed = self.avoid[-1] if self.avoid else None
+        self._connections.observers.note("retry", f"retry after a failed {task} ({code})", failed)
         avoided = ", ".join(self.avoid) or "no engine"
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
@@ -205,6 +207,11 @@ class IngressRequest(Connected):
             self._cached_tokens = self.cached_tokens
         self.parts[0].resumed_at.append(self.parts[0].tokens)
         self._connections.metrics.migrations.labels(code).inc(choices)
+        failed = self.avoid[-1] if self.avoid else None
+        went_on = (
+            f"a request went on elsewhere with {self.output_tokens} tokens after a failed {task} ({code})"
+        )
+        self._connections.observers.note("migration", went_on, failed)
         log.warning(
             "a request goes on elsewhere with %d tokens after a failed %s (%s), now avoiding %s",
             self.output_tokens, task, code, ", ".join(self.avoid),

@@ -134,9 +134,11 @@ def model_directory() -> str:
 def sluice_app(name: str, file: Path, args: Mapping[str, Any], timeout_s: float) -> Command:
     """Returns the command of Sluice with the application arguments `args`; writes its Serve configuration to `file`.
 
-    It has one ingress unless `args` say otherwise, so that figures of machines with more and fewer cores compare.
+    It has one ingress and no dashboard unless `args` say otherwise, so that figures of machines with more and fewer
+    cores compare.
     """
-    args = {**args, "ingress": {"replicas": 1, **args.get("ingress", {})}}
+    ingress = {"replicas": 1, **args.get("ingress", {})}
+    args = {"dashboard": {"port": 0}, **args, "ingress": ingress}
     port, http_port = free_ports(2)
     schema = {
         "proxy_location": "HeadOnly",

@@ -56,7 +56,7 @@ def test_the_graph_has_a_router_an_ingress_and_every_engine_group(schema: dict[s
     config = parse(args)
     built = build_app(build(args), name="sluice")
     deployments = {d.name: d for d in built.deployments}
-    assert set(deployments) == {"Router", "Ingress"} | {
+    assert set(deployments) == {"Router", "Ingress", "Dashboard"} | {
         f"{g.name.title().replace('-', '')}Engine" for g in config.engines
     }
     assert built.ingress_deployment_name == "Ingress"
@@ -197,13 +197,14 @@ def deployed(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> dict[str,
     ("change", "restarts"),
     [
         ({}, set()),
-        ({"ingress": {"port": 8123}}, {"Ingress"}),
+        ({"ingress": {"port": 8123}}, {"Ingress", "Dashboard"}),
+        ({"dashboard": {"port": 8123}}, {"Dashboard"}),
         ({"ingress": {"options": {"max_body_bytes": 1000}}}, {"Ingress"}),
         ({"router": {"decode": {"name": "round_robin"}}}, {"Router"}),
         ({"router": {"engine_grace_s": 1.0}}, {"Router"}),
         (
             {"wire": {"secret_env": "ANOTHER"}},
-            {"Router", "Ingress", "PrefillEngine", "DecodeEngine", "SimEngine"},
+            {"Router", "Ingress", "Dashboard", "PrefillEngine", "DecodeEngine", "SimEngine"},
         ),
         # The core share of the CPU engines is the same; Ray's resources are compared by Serve itself.
         ({"engines": [*BEFORE["engines"][:2], {**BEFORE["engines"][2], "replicas": 3}]}, set()),

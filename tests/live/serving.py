@@ -160,13 +160,15 @@ def _status(process: psutil.Process) -> str:
 def config_file(directory: Path, source: str, change: Any = None) -> Path:
     """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`.
 
-    It has one ingress on every machine, whose figures are then those of the application, unless `change` asks for more.
+    It has one ingress on every machine, whose figures are then those of the application, and no dashboard, unless
+    `change` asks for more.
     """
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
     args = schema["applications"][0]["args"]
     if change is not None:
         change(args)
     args.setdefault("ingress", {}).setdefault("replicas", 1)
+    args.setdefault("dashboard", {}).setdefault("port", 0)
     path = directory / Path(source).name
     path.write_text(yaml.safe_dump(schema))
     return path

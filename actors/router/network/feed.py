@@ -13,6 +13,7 @@ fact changed, or if the data that the dispatcher has would soon count as stale.
 """
 
 import asyncio
+import itertools
 import logging
 import math
 import statistics
@@ -24,7 +25,7 @@ from actors.router.clock import clock_s
 from actors.router.network.sources import LabelNames, NetworkSources
 from actors.router.worker_thread import WorkerThread
 from actors.router.workers import place_of
-from actors.wire.messages import EngineInfo, Transferred
+from actors.wire.messages import EngineInfo, PathSeen, Transferred
 from policies.network.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
 from policies.network.oracle import Oracle, OracleError, PairEstimate, TransferIntent
 from policies.routing.base import Needs
@@ -41,6 +42,9 @@ lead to one event."""
 
 FARTHEST = 3
 """The tier that an oracle without tiers uses for every pair."""
+
+MOST_PATHS = 256
+"""Most pairs of nodes that observers are told of; more could not be looked at."""
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
@@ -243,6 +247,35 @@ class RouterNetwork:
             pairs=pairs,
             stale_after_s=stale_s,
             uplinks=file.uplinks,
+        )
+
+    # ----------------------------------------------------------------------------------------------- reports
+
+    def paths(self, infos: Sequence[EngineInfo]) -> list[PathSeen]:
+        """Returns what is known of the network between nodes over which KV may move, for at most `MOST_PATHS` pairs:
+        from engines that compute prompts to those of the same group that decode.
+        """
+        # one engine stands for all of its role, group and node
+        ends = {
+            role: {(i.group, i.node): i.id for i in infos if i.role == role} for role in ("prefill", "decode")
+        }
+        pairs = (
+            (source, from_node, target, to_node)
+            for (group, from_node), source in ends["prefill"].items()
+            for (other, to_node), target in ends["decode"].items()
+            if group == other
+        )
+        return [self._path(*pair) for pair in itertools.islice(pairs, MOST_PATHS)]
+
+    def _path(self, source: str, from_node: str, target: str, to_node: str) -> PathSeen:
+        oracle, learnt = self._told, self._pairs.get((from_node, to_node))
+        tier = None if oracle is None else oracle.tier(source, from_node, target, to_node)
+        return PathSeen(
+            from_node,
+            to_node,
+            tier,
+            None if learnt is None else learnt.bytes_per_s,
+            None if tier is None else self.sources.file.bandwidth_bytes_per_s.get(tier),
         )
 
     # ----------------------------------------------------------------------------------------------- metrics

@@ -21,6 +21,9 @@ engines itself, streams the tokens to the client, and reports to the router what
     router  -> agent    SetFlowPolicy
     router  -> autoscaler    FleetObserved, ScaleAsked
     autoscaler  -> router    Assign, LeadsTold, ScaleAnswered, Standby
+    observer -> router  Observing, Admin
+    router  -> observer Fleet, FleetStatus, PathsSeen, AdminAnswer
+    ingress -> observer IngressObserved
 
 Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came
 over it and frees what that work held, and the router gives back all charges of that ingress's attempts. Messages are
@@ -67,6 +70,15 @@ from actors.wire.messages.flows import (
     Unscheduled,
     UnscheduledReason,
     WithdrawFlow,
+)
+from actors.wire.messages.observing import (
+    Figures,
+    IngressObserved,
+    Note,
+    ObserverInfo,
+    Observing,
+    PathSeen,
+    PathsSeen,
 )
 from actors.wire.messages.requests import (
     Admin,
@@ -178,6 +190,9 @@ Message = (
     | ScaleAsked
     | ScaleAnswered
     | LeadsTold
+    | Observing
+    | PathsSeen
+    | IngressObserved
 )
 
 __all__ = [
@@ -202,6 +217,7 @@ __all__ = [
     "EngineInfo",
     "EngineState",
     "Failed",
+    "Figures",
     "Fleet",
     "FleetLoad",
     "FleetObserved",
@@ -214,6 +230,7 @@ __all__ = [
     "Grown",
     "Hello",
     "Hints",
+    "IngressObserved",
     "JoinNode",
     "KVRenewed",
     "KvChange",
@@ -224,7 +241,12 @@ __all__ = [
     "LeadsTold",
     "LeaseRenewed",
     "Message",
+    "Note",
+    "ObserverInfo",
+    "Observing",
     "Out",
+    "PathSeen",
+    "PathsSeen",
     "Permitted",
     "Ping",
     "Prefill",

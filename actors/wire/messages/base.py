@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
@@ -31,7 +31,7 @@ class Hello(Wire, frozen=True):
     """
 
     version: int
-    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler"]
+    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator", "autoscaler", "observer"]
     id: str
     nonce: bytes = b""
     generation: int = 0

@@ -9,6 +9,7 @@ import msgspec
 from actors.wire.messages.base import Part, Wire
 from actors.wire.messages.engines import EngineInfo, Status
 from actors.wire.messages.flows import FlowAgentStatus
+from actors.wire.messages.observing import ObserverInfo
 from actors.wire.messages.scaling import Standby
 from policies.request.ended import RequestEnd
 from policies.request.events import Lend
@@ -180,12 +181,13 @@ class Closed(Wire, frozen=True):
 
 
 class Admin(Wire, frozen=True):
-    """A question of an administrator that an ingress passes on to the router. `body` is JSON (`actors.router.admin`).
+    """A question of an administrator that an ingress or an observer passes on to the router. `body` is JSON
+    (`actors.router.admin`).
     `ask` numbers the questions of one connection.
     """
 
     ask: int
-    what: Literal["policy", "set_policy", "explain", "journal", "scale", "facts"]
+    what: Literal["policy", "set_policy", "explain", "journal", "scale", "assign", "facts"]
     body: bytes = b""
 
 
@@ -244,6 +246,7 @@ class Fleet(Wire, frozen=True):
     """All live engines, the names of the policies, and the facts that the policies need from the ingresses. The router
     sends it to a new connection and at every change. `block_tokens` is the size of the blocks in which to hash prompts;
     with None no hashes are needed. `standby` is what an autoscaler has told of the fleet's sleep; None: nothing yet.
+    Each ingress connects to the `observers` and tells them what it counts.
     """
 
     engines: list[EngineInfo]
@@ -253,6 +256,7 @@ class Fleet(Wire, frozen=True):
     block_tokens: int | None = None
     wants_transfers: bool = False
     standby: Standby | None = None
+    observers: tuple[ObserverInfo, ...] = ()
 
 
 class Quarantined(Part, frozen=True):

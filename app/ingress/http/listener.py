@@ -21,6 +21,7 @@ from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
+from app.listening import bound_socket
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Listener:
 
     async def start(self) -> None:
         config = self._config
-        sock = self._socket = _bind(config)
+        sock = self._socket = bound_socket(config.host, config.port, config.reuse_port)
         self.port = sock.getsockname()[1]
         max_connections = _affordable(self._app.config.max_connections)
         fast_protocol = partial(
@@ -195,21 +196,3 @@ def _affordable(max_connections: int) -> int:
             files,
         )
     return affordable
-
-
-def _bind(config: ListenerConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if config.reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((config.host, config.port))
-    except OSError as error:
-        sock.close()
-        raise OSError(
-            error.errno,
-            f"cannot listen on {config.host}:{config.port} ({error.strerror}); free the port or choose another",
-        ) from None
-    sock.setblocking(False)
-    return sock

@@ -28,6 +28,10 @@ PARTS = {
     "Resume",
     "Quarantined",
     "Started",
+    "Figures",
+    "Note",
+    "ObserverInfo",
+    "PathSeen",
 }
 """The bases and the parts of messages."""
 

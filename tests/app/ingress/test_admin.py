@@ -12,9 +12,9 @@ import pytest
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
 from actors.wire.channel import Identity
-from app.admin_key import KeyFile
-from app.ingress.admin import AdminApi, admin_keys
-from app.ingress.admin_calls import AdminCalls
+from app.admin_key import KeyFile, keys_of_environment
+from app.fleet.calls import AdminCalls
+from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
 from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, pair, rig, until
 
@@ -129,9 +129,9 @@ def test_short_keys_are_refused_and_keys_are_not_shown() -> None:
 
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_ADMIN_KEYS", f" {KEY}, another-key,")
-    assert admin_keys() == (KEY, "another-key")
+    assert keys_of_environment() == (KEY, "another-key")
     monkeypatch.delenv("SLUICE_ADMIN_KEYS")
-    assert admin_keys() == ()
+    assert keys_of_environment() == ()
 
 
 # ------------------------------------------------------------------------------------------------------------ policies

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from app.fleet.metric import LATENCY_S
 from app.ingress.loop_metrics import LoopCounter, LoopHistogram
-from app.ingress.metrics import LATENCY_S
 
 VALUES = st.floats(0, 2000) | st.sampled_from(LATENCY_S)
 

@@ -11,8 +11,9 @@ from actors.router.forecasts import Forecasts, PredictorConfig
 from actors.router.journal import JournalConfig, RouterJournal
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.wire.messages import Status
-from app.ingress.fleet_metrics import ENGINES, HERE, ROUTER, router_metric
-from app.ingress.metrics import INGRESS, IngressMetrics, Metric
+from app.fleet.figures import ENGINES, HERE, ROUTER, router_metric
+from app.fleet.metric import Metric
+from app.ingress.metrics import INGRESS, IngressMetrics
 from policies.routing.base import Reason
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 

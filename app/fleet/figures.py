@@ -1,4 +1,4 @@
-"""The figures of router and engines, which every ingress shows as the router last reported them.
+"""The figures of router and engines, which every ingress and the dashboard show as the router last reported them.
 
 Router and engines report numbers by name (`FleetStatus.gauges` and `.totals`, `Status.totals`). `ROUTER` and `ENGINES`
 say what each name means, so a new figure needs one row here and the code that counts it. A name without a row is shown
@@ -7,20 +7,20 @@ all the same, because a router or engine of a newer version may report it during
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from actors.wire.messages import EngineInfo, FleetStatus
-from app.ingress.connections import IngressConnections
-from app.ingress.metrics import Metric, counter, gauge, seconds
+from app.fleet.metric import Metric, counter, gauge, seconds
 
 _ENGINE = ("engine", "role")
 
 HERE = (
-    gauge("sluice_router_connected", "0 or 1", "Whether this replica is connected to a router."),
+    gauge("sluice_router_connected", "0 or 1", "Whether this process is connected to a router."),
     seconds("sluice_router_decision_seconds", "Time that the router took for one decision.", ()),
 )
 """Metrics that do not come from a reported name. The router sends the bounds of the histogram's buckets."""
@@ -224,17 +224,29 @@ def all_metrics() -> dict[str, tuple[Metric, ...]]:
     return {"The router": (*HERE, *ROUTER.values()), "The engines": tuple(ENGINES.values())}
 
 
-class FleetCollector(Collector):
-    """Collects the figures of engines and router at each scrape; a figure that nobody has reported yet is left out."""
+class Seen(NamedTuple):
+    """The fleet as a process knows it: the facts of its engines, the router's last figures (None before the first), and
+    whether a router is connected.
+    """
 
-    def __init__(self, connections: IngressConnections) -> None:
-        self._connections = connections
+    infos: Sequence[EngineInfo]
+    status: FleetStatus | None
+    connected: bool
+
+
+class FleetCollector(Collector):
+    """Collects the figures of engines and router at each scrape, as far as `seen` returns them; a figure that nobody
+    has reported yet is left out, and so are those of engines that have gone.
+    """
+
+    def __init__(self, seen: Callable[[], Seen]) -> None:
+        self._seen = seen
 
     def collect(self) -> Iterable[Family]:
         """Yields the metric families of one scrape."""
-        infos, status = self._connections.engines(), self._connections.fleet_status
+        infos, status, connected = self._seen()
         figures = _Figures()
-        figures.add(HERE[0], float(self._connections.router_connected()))
+        figures.add(HERE[0], float(connected))
         for info in infos:
             figures.add(ENGINES["slots"], info.slots, info.id, info.role)
             figures.add(ENGINES["kv_blocks"], info.kv_blocks, info.id, info.role)
@@ -283,7 +295,7 @@ _PATTERNS = [(re.compile(name), metric) for name, metric in ROUTER.items() if me
 
 def _unlisted(whose: str, name: str, kind: str, *labels: str) -> Metric:
     make, suffix = (gauge, "") if kind == "gauge" else (counter, "_total")
-    text = f"The {whose} reports `{name}`, which this version of the ingress does not know."
+    text = f"The {whose} reports `{name}`, which this version does not know."
     return make(f"sluice_{whose}_{name}{suffix}", "unknown", text, *labels)
 
 
@@ -302,7 +314,7 @@ def _add_router(figures: _Figures, status: FleetStatus) -> None:
         figures.add(metric, value, *labels)
 
 
-def _add_engines(figures: _Figures, status: FleetStatus, infos: list[EngineInfo]) -> None:
+def _add_engines(figures: _Figures, status: FleetStatus, infos: Sequence[EngineInfo]) -> None:
     roles = {info.id: info.role for info in infos}
     for metric in ENGINES.values():
         figures.family(metric)
@@ -314,7 +326,9 @@ def _add_engines(figures: _Figures, status: FleetStatus, infos: list[EngineInfo]
             if took_s is not None:
                 figures.add(ENGINES[_START], took_s, info.id, info.role, step)
     for one in status.statuses:
-        where = (one.engine_id, roles.get(one.engine_id, "unknown"))
+        if one.engine_id not in roles:
+            continue
+        where = (one.engine_id, roles[one.engine_id])
         figures.add(ENGINES["running"], one.running, *where)
         figures.add(ENGINES["waiting"], one.waiting, *where)
         figures.add(ENGINES["kv_blocks_used"], one.kv_blocks_used, *where)

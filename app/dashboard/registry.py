@@ -1,0 +1,115 @@
+"""The counts of all ingress replicas, added up, so that one scrape shows the application.
+
+What a replica that has gone had counted stays in the sums, because a sum that falls looks like a restart. A gauge is
+added up over the replicas that are connected.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from actors.wire.messages import Figures
+from app.fleet.figures import FleetCollector, Seen
+from app.fleet.metric import cumulative
+
+MOST_GONE = 64
+"""Most replicas that have gone whose figures are kept apart, for the case that they come back."""
+
+Labels = tuple[str, ...]
+Numbers = tuple[float, ...]
+
+
+class Registry(Collector):
+    """The figures of all ingress replicas by the ids of their processes."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, list[Figures]] = {}
+        self._gone: OrderedDict[str, list[Figures]] = OrderedDict()
+        self._past: list[Figures] = []
+
+    def take(self, ingress: str, figures: list[Figures]) -> None:
+        """Takes in what a replica counts now."""
+        self._gone.pop(ingress, None)
+        self._live[ingress] = figures
+
+    def lost(self, ingress: str) -> None:
+        """Notes that a replica is not connected any more."""
+        figures = self._live.pop(ingress, None)
+        if figures is None:
+            return
+        self._gone[ingress] = [one for one in figures if one.kind != "gauge"]
+        if len(self._gone) > MOST_GONE:
+            _, oldest = self._gone.popitem(last=False)
+            self._past = list(summed([self._past, oldest]).values())
+
+    def sums(self) -> dict[str, Figures]:
+        """Returns every metric by its name, with the sums of its series."""
+        return summed([self._past, *self._gone.values(), *self._live.values()])
+
+    def collect(self) -> Iterable[Family]:
+        """Yields the metric families of one scrape."""
+        for one in self.sums().values():
+            yield _family(one)
+
+
+def summed(all_figures: Iterable[list[Figures]]) -> dict[str, Figures]:
+    """Returns the figures of several processes added up, by name. Of a metric whose buckets or labels differ between
+    versions, those of the first process count.
+    """
+    heads: dict[str, Figures] = {}
+    sums: dict[str, dict[Labels, Numbers]] = {}
+    for figures in all_figures:
+        for one in figures:
+            head = heads.setdefault(one.name, one)
+            if (head.kind, head.labels, head.bounds) != (one.kind, one.labels, one.bounds):
+                continue
+            series = sums.setdefault(one.name, {})
+            for labels, numbers in one.series:
+                before = series.get(labels)
+                series[labels] = (
+                    numbers if before is None else tuple(map(sum, zip(before, numbers, strict=True)))
+                )
+    return {
+        name: Figures(head.name, head.kind, head.help, head.labels, head.bounds, list(sums[name].items()))
+        for name, head in heads.items()
+    }
+
+
+def total(
+    figures: Iterable[Figures], name: str, wanted: Callable[[dict[str, str]], bool] | None = None
+) -> float:
+    """Returns the sum of a metric's series whose labels are `wanted` (None: of all)."""
+    for one in figures:
+        if one.name == name:
+            return sum(
+                numbers[0]
+                for labels, numbers in one.series
+                if wanted is None or wanted(dict(zip(one.labels, labels, strict=True)))
+            )
+    return 0.0
+
+
+def _family(one: Figures) -> Family:
+    family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+    if one.kind == "histogram":
+        family = HistogramMetricFamily(one.name, one.help, labels=one.labels)
+        for labels, (whole, *counts) in one.series:
+            family.add_metric(labels, cumulative(one.bounds, counts), whole)
+        return family
+    make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+    family = make(one.name, one.help, labels=one.labels)
+    for labels, (value,) in one.series:
+        family.add_metric(labels, value)
+    return family
+
+
+def exposition(registry: Registry, seen: Callable[[], Seen]) -> bytes:
+    """Returns Prometheus's text of the replicas' sums and of the figures of router and engines."""
+    collectors = CollectorRegistry()
+    collectors.register(registry)
+    collectors.register(FleetCollector(seen))
+    return generate_latest(collectors)

@@ -1,0 +1,115 @@
+"""The event stream of the page: a snapshot, then a delta a second, for any number of readers and at one encoding each.
+
+All readers share the deltas of the last minute and have only a place in them. One that is too slow misses deltas and
+gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+KEEP_S = 60
+"""Deltas that are kept, one a second, for readers that come back."""
+COMMENT_S = 10.0
+"""Longest time without anything on the stream; then a comment is sent."""
+UNREAD_S = 30.0
+"""Time after which a reader that reads nothing is cut."""
+MOST_READERS = 128
+RETRY_MS = 2000
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Stream:
+    """The deltas that are kept, and the readers. `snapshot` returns the whole state with its `seq`."""
+
+    def __init__(self, snapshot: Callable[[], dict[str, Any]]) -> None:
+        self._snapshot = snapshot
+        self._deltas: deque[tuple[int, bytes]] = deque(maxlen=KEEP_S)
+        self._encoded: tuple[int, bytes] | None = None
+        self._news = asyncio.Event()
+        self._stopped = False
+        self.readers = 0
+
+    def add(self, delta: dict[str, Any]) -> None:
+        """Adds the delta of one second and wakes all readers."""
+        self._deltas.append((delta["seq"], orjson.dumps(delta)))
+        self._encoded = None
+        self._wake()
+
+    def stop(self) -> None:
+        """Ends all streams."""
+        self._stopped = True
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def next(self, seq: int | None) -> tuple[int, bytes]:
+        """Returns the place and the bytes of what follows `seq`: the deltas since then, none, or a snapshot where one
+        of them is not kept (or `seq` is None).
+        """
+        last = self._deltas[-1][0] if self._deltas else None
+        if seq is not None and last is not None and self._deltas[0][0] - 1 <= seq <= last:
+            missed = [_event("delta", number, data) for number, data in self._deltas if number > seq]
+            return last, b"".join(missed)
+        if self._encoded is None:
+            found = self._snapshot()
+            self._encoded = found["seq"], orjson.dumps(found)
+        number, data = self._encoded
+        return number, _event("snapshot", number, data)
+
+    async def wait(self) -> None:
+        """Waits for the next delta, for `COMMENT_S` at most."""
+        try:
+            await asyncio.wait_for(self._news.wait(), COMMENT_S)
+        except TimeoutError:
+            pass
+
+    async def serve(self, last_id: int | None, receive: Receive, send: Send) -> None:
+        """Sends one reader the stream, until it leaves, reads nothing for too long, or the server stops."""
+        self.readers += 1
+        gone = asyncio.create_task(_gone(receive))
+        sending = asyncio.create_task(self._send_all(last_id, send))
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.readers -= 1
+            for task in (gone, sending):
+                task.cancel()
+            await asyncio.gather(gone, sending, return_exceptions=True)
+
+    async def _send_all(self, last_id: int | None, send: Send) -> None:
+        async def put(data: bytes, more: bool = True) -> None:
+            async with asyncio.timeout(UNREAD_S):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await put(f"retry: {RETRY_MS}\n\n".encode())
+        seq = last_id
+        while not self._stopped:
+            seq, data = self.next(seq)
+            await put(data or b": nothing new\n\n")
+            if not self._deltas or self._deltas[-1][0] == seq:
+                await self.wait()
+        await put(b"", more=False)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(kind: str, seq: int, data: bytes) -> bytes:
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), seq, data)

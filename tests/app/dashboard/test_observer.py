@@ -1,0 +1,260 @@
+"""A real router, two ingresses and a dashboard on sockets: what ingresses count arrives, and nothing waits for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.wire import messages as wire
+from actors.wire.channel import Channel, Identity
+from actors.wire.sockets import connect, listen
+from app.ingress import observers
+from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
+from app.ingress.metrics import IngressMetrics
+from tests.app.dashboard.parts import ADMIN, Dashboard, dashboard
+from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+
+BEARER = {"authorization": f"Bearer {ADMIN}"}
+
+
+@asynccontextmanager
+async def second_ingress(made: Rig) -> AsyncIterator[IngressMetrics]:
+    """Another ingress at the router of a rig. It has no listener; its figures are what the test counts."""
+    metrics = IngressMetrics(MODEL)
+
+    async def find() -> tuple[str, ...]:
+        return made.router.addresses
+
+    config = IngressConfig(served_names=(MODEL,), replica_id="second")
+    connections = IngressConnections(config, Identity("ingress", "second"), find, metrics)
+    await connections.start()
+    try:
+        yield metrics
+    finally:
+        await connections.stop()
+
+
+def counted(board: Dashboard, name: str) -> float:
+    one = board.feed.registry.sums().get(name)
+    return 0.0 if one is None else sum(numbers[0] for _, numbers in one.series)
+
+
+async def test_what_two_ingresses_count_is_summed_and_requests_are_seen_whole(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router, model=MODEL) as board:
+        assert made.router.status().ingresses == 1
+        await until(lambda: len(board.feed.ingresses) == 1, "an ingress at the dashboard")
+        # the scripted engines answer whoever has connected last
+        answers = [await made.client.post("/v1/chat/completions", json=made.chat()) for _ in range(5)]
+        async with second_ingress(made) as second:
+            await until(lambda: len(board.feed.ingresses) == 2, "two ingresses at the dashboard")
+            second.answered(200, "batch")
+            second.retries.labels("decode", "kv_load").inc()
+            await until(lambda: counted(board, "sluice_requests_total") == 6, "6 requests in the sums")
+            assert counted(board, "sluice_retries_total") == 1
+            shown_id = answers[-1].headers["x-request-id"]
+            await until(lambda: board.feed.requests.find(shown_id), "the last request")
+            answer = (await board.client.get(f"/api/requests/{shown_id}", headers=BEARER)).json()
+            names = [part["name"] for part in answer["request"]["parts"]]
+            assert names == ["queue", "prefill", "pool", "transfer", "decode"]
+            assert [part["engine"] for part in answer["request"]["parts"]] == [None, "p", "p", "d", "d"]
+            assert answer["explain"]["decisions"][0]["action"] == "RoutePrefill"
+            assert answer["request"]["output_tokens"] == 4
+            text = (await board.client.get("/metrics")).text
+            assert 'sluice_requests_total{class="standard",code="200",model="tiny"} 5.0' in text
+            assert 'sluice_engine_prefill_tokens_total{engine="p",role="prefill"} 7.0' in text
+            status = (await board.client.get("/api/status", headers=BEARER)).json()
+            own = (await made.client.get("/sluice/status")).json()
+            for part in ("ready", "detail", "model", "engines", "leases", "requests"):
+                assert status[part] == own[part]
+            assert status["router"] == own["router"]
+        await until(lambda: len(board.feed.ingresses) == 1, "one ingress")
+        assert counted(board, "sluice_requests_total") == 6
+        # an observer is no ingress: shares of engines and windows of the autoscaler do not count it
+        assert made.router.status().ingresses == 1
+
+
+async def test_an_observer_owns_no_attempts_and_may_not_send_work(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        closed: list[str] = []
+        channel = await connect(
+            made.router.addresses,
+            lambda: Channel(
+                Identity("observer", "o"), lambda c, m: None, on_close=lambda c, reason: closed.append(reason)
+            ),
+        )
+        channel.send(wire.Submit("a-1", 5, 5))
+        await until(lambda: closed, "the end of the connection")
+        assert made.router.status().in_flight == 0
+        answer = await made.client.post("/v1/chat/completions", json=made.chat())
+        assert answer.status_code == 200
+
+
+async def test_an_ingress_drops_what_an_observer_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The observer is connected and reads nothing more; requests go on, and what is kept for it stays bounded."""
+    monkeypatch.setattr(observers, "PERIOD_S", 0.01)
+    monkeypatch.setattr(observers, "MOST_REQUESTS", 4)
+    paused: list[Channel] = []
+
+    def hang(channel: Channel) -> None:
+        assert channel._transport is not None
+        channel._transport.pause_reading()
+        paused.append(channel)
+
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        server, address = await listen(
+            f"unix:{tmp_path}/o.sock", lambda: Channel(Identity("observer", "o"), lambda c, m: None, hang)
+        )
+        link = await connect(
+            made.router.addresses, lambda: Channel(Identity("observer", "o"), lambda c, m: None)
+        )
+        link.send(wire.Observing((address,)))
+        await until(lambda: paused, "a connection to the observer")
+        own = made.connections.observers
+        watcher = own._watchers["o"]
+        for _ in range(3):
+            for _ in range(20):
+                answer = await made.client.post("/v1/chat/completions", json=made.chat())
+                assert answer.status_code == 200
+                assert len(own._requests) <= 4
+            own.note("retry", "x", None)
+        # the observer is lost in the end, as every silent peer is, and found again
+        await until(lambda: len(paused) > 1, "another connection to the observer")
+        await made.idle()
+        assert (
+            watcher.link.channel is None
+            or watcher.link.channel.unread_bytes() <= 2 * observers.MOST_UNREAD_BYTES
+        )
+        link.abort("done")
+        server.close()
+        for channel in paused:
+            channel.abort("done")
+        await until(lambda: not made.connections.fleet.observers, "a fleet without observers")  # type: ignore[union-attr]
+        await until(lambda: not own._watchers, "no observer")
+
+
+async def test_a_dashboard_that_comes_back_is_found_and_a_new_router_too(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        for _ in range(2):
+            async with dashboard(tmp_path, made.router) as board:
+                await until(lambda b=board: len(b.feed.ingresses) == 1, "an ingress")  # type: ignore[misc]
+                await until(lambda b=board: len(b.feed.engines.infos) == 2, "two engines")  # type: ignore[misc]
+        answer = await made.client.post("/v1/chat/completions", json=made.chat())
+        assert answer.status_code == 200
+
+
+async def test_without_observers_nothing_is_kept(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        assert made.app.requests.keep(None) is None
+        await made.client.post("/v1/chat/completions", json=made.chat())
+        assert made.connections.observers._requests == []
+
+
+async def change(board: Dashboard, method: str, path: str, body: Any, status: int = 200) -> Any:
+    answer = await board.client.request(method, path, json=body, headers=BEARER)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def test_a_policy_is_changed_undone_and_logged(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed.engines.connected, "a router")
+        first = await change(
+            board, "PUT", "/api/policy", {"decode": {"name": "netkv"}, "dispatch": {"max_queue": 77}}
+        )
+        assert first["before"]["decode"]["name"] == "join_shortest_queue"
+        assert first["after"]["decode"]["name"] == "netkv"
+        assert (first["before"]["dispatch"], first["after"]["dispatch"]) == (
+            {"max_queue": 1024},
+            {"max_queue": 77},
+        )
+        assert made.router.dispatcher.decode.name == "netkv"
+        message = (await change(board, "PUT", "/api/policy", {"decode": "no such"}, 400))["message"]
+        assert "no such" in message
+        second = await change(board, "PUT", "/api/policy", {"decode": "round_robin"})
+        assert (
+            "later change" in (await change(board, "POST", "/api/undo", {"id": first["id"]}, 409))["message"]
+        )
+        undone = await change(board, "POST", "/api/undo", {"id": second["id"]})
+        assert undone["after"] == second["before"]
+        await change(board, "POST", "/api/undo", {"id": second["id"]}, 409)
+        await change(board, "POST", "/api/undo", {"id": first["id"]})
+        assert made.router.dispatcher.decode.name == "join_shortest_queue"
+        assert made.router.dispatcher.config.max_queue == 1024
+        log = (await board.client.get("/api/audit", headers=BEARER)).json()["changes"]
+        assert [one["what"] for one in log] == [
+            "undo: policy: decode netkv, dispatch", "undo: policy: decode round_robin",
+            "policy: decode round_robin", "policy: decode netkv, dispatch",
+        ]  # fmt: skip
+        assert [one["undone"] for one in log] == [False, False, True, True]
+        assert all("from 127.0.0.1" in one["who"] for one in log)
+        await until(lambda: any(e["kind"] == "admin" for e in board.feed.snapshot()["events"]), "an event")
+
+
+async def test_what_something_else_has_changed_is_not_undone(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed.engines.connected, "a router")
+        made_change = await change(board, "PUT", "/api/policy", {"decode": "round_robin"})
+        await made.client.put("/sluice/admin/policy", json={"decode": "netkv"})
+        refused = await change(board, "POST", "/api/undo", {"id": made_change["id"]}, 409)
+        assert "something else" in refused["message"]
+
+
+async def test_role_and_duty_of_an_engine(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: len(board.feed.engines.infos) == 2, "two engines")
+        heard: list[wire.Message] = []
+        assert made.engines["p"].link is not None
+        made.engines["p"].link._on_message = lambda _, message: heard.append(message)
+        drained = await change(board, "POST", "/api/engines/p/drain", {})
+        assert drained["before"] == {"role": "prefill", "duty": "active"}
+        assert drained["after"] == {"role": "prefill", "duty": "warm"}
+        await until(lambda: heard, "an order")
+        assert heard == [wire.SetRole("prefill", "warm")]
+        last = await change(board, "POST", "/api/engines/d/drain", {}, 409)
+        assert "last active one" in last["message"]
+        assert (
+            "'nobody'"
+            in (await change(board, "PUT", "/api/engines/nobody", {"duty": "warm"}, 404))["message"]
+        )
+        assert (
+            "must be one of"
+            in (await change(board, "PUT", "/api/engines/p", {"role": "both"}, 400))["message"]
+        )
+        await change(board, "PUT", "/api/engines/p", {"state": "down"}, 400)
+        await change(board, "PUT", "/api/engines/p", {}, 400)
+
+
+async def test_with_an_autoscaler_engines_take_no_orders_of_a_person(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: len(board.feed.engines.infos) == 2, "two engines")
+        scaler = await connect(
+            made.router.addresses, lambda: Channel(Identity("autoscaler", "a", None, 1), lambda c, m: None)
+        )
+        await asyncio.sleep(0.05)
+        refused = await change(board, "PUT", "/api/engines/p", {"duty": "warm"}, 409)
+        assert "the autoscaler decides" in refused["message"]
+        scaler.abort("done")
+
+
+async def test_without_an_autoscaler_there_is_nothing_to_scale(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed.engines.connected, "a router")
+        for method, body in (("GET", None), ("PUT", {"counts": {"decode": 2}}), ("PUT", {"plan": True})):
+            assert "No autoscaler" in (await change(board, method, "/api/scale", body, 404))["message"]
+        assert made.router.status().in_flight == 0
+
+
+async def test_a_change_that_cannot_be_logged_is_not_made(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed.engines.connected, "a router")
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "audit.jsonl").symlink_to("/dev/full")
+        refused = await change(board, "PUT", "/api/policy", {"decode": "netkv"}, 503)
+        assert "nothing was changed" in refused["message"]
+        assert made.router.dispatcher.decode.name == "join_shortest_queue"

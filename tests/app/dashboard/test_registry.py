@@ -1,0 +1,82 @@
+"""The sums over ingress replicas are what one scrape shows."""
+
+import re
+
+from actors.wire.messages import Figures
+from app.dashboard.registry import Registry, exposition
+from app.fleet.figures import Seen
+from app.ingress.metrics import IngressMetrics
+from tests.app.dashboard.parts import engine, report, status
+
+
+def text(registry: Registry, *engines: str) -> str:
+    infos = [engine(name) for name in engines]
+    told = status(*(report(name, running=3, decode_tokens=5.0) for name in ("decode-1", "decode-2")))
+    return exposition(registry, lambda: Seen(infos, told, True)).decode()
+
+
+def values(shown: str, name: str) -> dict[str, float]:
+    found = re.findall(rf"^{re.escape(name)}(\{{.*?\}})? (\S+)$", shown, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+def test_two_replicas_show_what_one_would_that_had_served_both() -> None:
+    one, other, both = IngressMetrics("m"), IngressMetrics("m"), IngressMetrics("m")
+    for metrics in (one, both):
+        metrics.answered(200, "batch")
+        metrics.ttft.observe(0.004, "batch")
+    for metrics in (other, both):
+        metrics.answered(200, "batch")
+        metrics.answered(429, "none")
+        metrics.ttft.observe(3.0, "batch")
+        metrics.generation_tokens.inc(17)
+    one.bind(lambda: 2.0)
+    other.bind(lambda: 3.0)
+    both.bind(lambda: 5.0)
+    registry = Registry()
+    registry.take("one", one.figures())
+    registry.take("other", other.figures())
+    shown = exposition(registry, lambda: Seen([], None, False)).decode()
+    alone = both.render().decode()
+    assert set(alone.splitlines()) <= set(shown.splitlines())
+
+
+def test_a_replica_that_has_gone_still_counts_and_one_that_comes_back_counts_once() -> None:
+    registry, metrics = Registry(), IngressMetrics("m")
+    metrics.bind(lambda: 1.0)
+    for _ in range(3):
+        metrics.answered(200, "batch")
+    registry.take("a", metrics.figures())
+    registry.lost("a")
+    name = "sluice_requests_total"
+    assert values(text(registry), name) == {'{class="batch",code="200",model="m"}': 3.0}
+    assert values(text(registry), "sluice_in_flight") == {}
+    metrics.answered(200, "batch")
+    registry.take("a", metrics.figures())
+    assert values(text(registry), name) == {'{class="batch",code="200",model="m"}': 4.0}
+    for number in range(200):
+        registry.take(f"a{number}", metrics.figures())
+        registry.lost(f"a{number}")
+    assert values(text(registry), name) == {'{class="batch",code="200",model="m"}': 4.0 * 201}
+
+
+def test_series_of_engines_that_are_gone_disappear() -> None:
+    registry = Registry()
+    running = values(text(registry, "decode-1", "decode-2"), "sluice_engine_running")
+    assert len(running) == 2
+    assert list(values(text(registry, "decode-2"), "sluice_engine_running")) == [
+        '{engine="decode-2",role="decode"}'
+    ]
+
+
+def test_buckets_of_another_version_are_left_out() -> None:
+    registry = Registry()
+    labels = (("batch",),)
+    for ingress, bounds in (("a", (0.1, 1.0)), ("b", (0.2, 1.0))):
+        figures = Figures(
+            "x_seconds", "histogram", "h", ("class",), bounds, [(labels[0], (2.5, 1.0, 2.0, 3.0))]
+        )
+        registry.take(ingress, [figures])
+    shown = exposition(registry, lambda: Seen([], None, False)).decode()
+    assert values(shown, "x_seconds_count") == {'{class="batch"}': 6.0}
+    assert values(shown, "x_seconds_bucket")['{class="batch",le="1.0"}'] == 3.0

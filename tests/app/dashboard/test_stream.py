@@ -1,0 +1,120 @@
+"""The event stream: a snapshot, deltas, resumed after a break, and readers that do not read."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from app.dashboard import stream as stream_module
+from app.dashboard.feed import Feed
+from app.dashboard.stream import KEEP_S, Stream
+from tests.app.dashboard.parts import SLO, VIEWER, dashboard
+from tests.app.ingress.rig import make_router, until
+
+T = 1_700_000_000.0
+
+
+def running(seconds: int) -> tuple[Feed, Stream]:
+    feed = Feed(SLO)
+    stream = Stream(feed.snapshot)
+    for second in range(seconds):
+        stream.add(feed.tick(T + second))
+    return feed, stream
+
+
+def kinds(data: bytes) -> list[tuple[str, int]]:
+    """The kind and the id of each event."""
+    found = []
+    for event in data.decode().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in event.splitlines() if ": " in line)
+        if "event" in lines:
+            assert orjson.loads(lines["data"])["seq"] == int(lines["id"])
+            found.append((lines["event"], int(lines["id"])))
+    return found
+
+
+async def test_a_reader_that_comes_back_gets_what_it_missed() -> None:
+    feed, stream = running(10)
+    last = feed.seq
+    assert kinds(stream.next(None)[1]) == [("snapshot", last)]
+    assert kinds(stream.next(last - 3)[1]) == [("delta", last - 2), ("delta", last - 1), ("delta", last)]
+    assert stream.next(last) == (last, b"")
+
+
+@pytest.mark.parametrize("ago", [KEEP_S + 1, 100_000, -5])
+async def test_a_reader_whose_place_is_not_kept_gets_a_snapshot(ago: int) -> None:
+    feed, stream = running(200)
+    assert kinds(stream.next(feed.seq - ago)[1]) == [("snapshot", feed.seq)]
+
+
+async def test_a_snapshot_is_made_once_for_all_readers_of_a_second() -> None:
+    feed, stream = running(3)
+    assert stream.next(None)[1] == stream.next(None)[1]
+    first = stream.next(None)[1]
+    stream.add(feed.tick(T + 100))
+    assert stream.next(None)[1] != first
+
+
+async def test_numbers_go_on_after_a_restart() -> None:
+    before, _ = running(5)
+    later = Feed(SLO)
+    later.tick(T + 60)
+    assert later.seq > before.seq
+
+
+async def test_a_reader_that_reads_nothing_is_cut_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "UNREAD_S", 0.05)
+    feed, stream = running(3)
+    got: list[bytes] = []
+
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stuck(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def reads(message: dict[str, Any]) -> None:
+        got.append(message.get("body", b""))
+
+    good = asyncio.create_task(stream.serve(None, never, reads))
+    await stream.serve(None, never, stuck)
+    assert stream.readers == 1
+    stream.add(feed.tick(T + 50))
+    await until(lambda: kinds(b"".join(got)) == [("snapshot", feed.seq - 1), ("delta", feed.seq)])
+    stream.stop()
+    await good
+    assert stream.readers == 0
+
+
+async def test_a_hundred_streams_of_which_one_is_never_read(tmp_path: Path) -> None:
+    router = make_router(tmp_path)
+    await router.start([f"unix:{tmp_path}/r.sock"])
+    headers = (
+        f"GET /api/stream HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {VIEWER}\r\n\r\n".encode()
+    )
+    try:
+        async with dashboard(tmp_path, router) as board:
+            pairs = [await asyncio.open_connection("127.0.0.1", board.server.port) for _ in range(100)]
+            for _, writer in pairs:
+                writer.write(headers)
+            await until(lambda: board.stream.readers == 100, "100 readers")
+
+            async def three_deltas(reader: asyncio.StreamReader) -> None:
+                seen = b""
+                while seen.count(b"event: delta") < 3:
+                    seen += await reader.read(2**16)
+                assert seen.index(b"event: snapshot") < seen.index(b"event: delta")
+
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(three_deltas(reader) for reader, _ in pairs[1:]))
+            bearer = {"authorization": f"Bearer {VIEWER}"}
+            assert (await board.client.get("/api/status", headers=bearer)).status_code == 200
+            for _, writer in pairs:
+                writer.close()
+            await until(lambda: board.stream.readers == 0, "no reader")
+    finally:
+        await router.stop()
