@@ -28,8 +28,9 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "An admin key is needed and none of the server's was sent.",
-    404: "No such path, model, policy or request.",
+    404: "No such path, model, policy, engine or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
+    409: "This cannot be done now; the message says why, and what to do first.",
     413: "The body is larger than the server reads.",
     429: "Too many requests are under way, or the queue is full.",
     431: "The headers are longer than the server reads.",
@@ -113,7 +114,8 @@ _TAGS = {
 _ANSWER_TYPES: tuple[Any, ...] = (
     answers.Error, answers.ChatCompletion, answers.ChatCompletionChunk, answers.Completion, answers.ModelList,
     answers.Live, answers.Ready, answers.Versions, answers.Status, answers.Policies, answers.PolicyChange,
-    answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange,
+    answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange, answers.Assigned,
+    answers.EngineOrder,
 )  # fmt: skip
 
 
@@ -193,6 +195,13 @@ def _paths() -> Json:
                 "scale", "Set numbers of replicas, or let the policy decide", "Scaling", 400, 404, 413
             )
             | {"requestBody": _body("ScalingChange", _SCALE_EXAMPLE)},
+        },
+        "/sluice/admin/engines/{id}": {
+            "parameters": [model | {"name": "id", "description": "An engine's id, as the status shows it."}],
+            "put": _admin(
+                "assign", "Have one engine serve a role, or wait warm", "Assigned", 400, 404, 409, 413
+            )
+            | {"requestBody": _body("EngineOrder", {"duty": "warm"})},
         },
     }
 

@@ -6,6 +6,7 @@
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
     GET  /sluice/admin/scale            what the autoscaler sees, wants and orders
     PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"}, and "plan": true to change nothing
+    PUT  /sluice/admin/engines/ID       {"role": ROLE, "duty": DUTY}, one of them or both: orders one engine
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
@@ -27,9 +28,15 @@ from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
 
 PATH = "/sluice/admin/"
-What = Literal["policy", "set_policy", "explain", "journal", "scale"]
-_METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",), "scale": ("GET", "PUT")}
-_NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
+What = Literal["policy", "set_policy", "explain", "journal", "scale", "assign"]
+_METHODS = {
+    "policy": ("GET", "PUT"),
+    "explain": ("GET",),
+    "journal": ("GET",),
+    "scale": ("GET", "PUT"),
+    "engines": ("PUT",),
+}
+_NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler", "assign": "engine_not_found"}
 """Error codes of what the router says that it does not have."""
 
 
@@ -56,11 +63,15 @@ class AdminApi:
         """
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
-        if name not in _METHODS or (name in ("policy", "scale") and rest) or (name == "explain" and not rest):
+        if (
+            name not in _METHODS
+            or (name in ("policy", "scale") and rest)
+            or (name in ("explain", "engines") and not rest)
+        ):
             raise ApiError(
                 404,
-                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal and"
-                f" {PATH}scale.",
+                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal,"
+                f" {PATH}scale and {PATH}engines/ID.",
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
@@ -116,8 +127,23 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7):
             raise bad_request(f"{rest!r} is no number of events.", "tail")
         return "journal", orjson.dumps({"tail": int(rest or 0)})
+    if name == "engines":
+        return "assign", _order(rest, request.body)
     if name == "scale":
         return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":
         return "set_policy", policy_change(request.body)
     return "policy", b""
+
+
+def _order(engine: str, body: bytes) -> bytes:
+    """Returns an order to one engine for the router, which checks it. Raises ApiError 400 for a body that is no
+    object.
+    """
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
+    if not isinstance(asked, dict) or set(asked) - {"role", "duty"}:
+        raise bad_request("The body must be a JSON object with role, duty or both.", None)
+    return orjson.dumps({**asked, "engine": engine})
