@@ -39,6 +39,7 @@ from ._retry import RetryPolicy
 from ._stream import Stream
 from ._version import __version__
 from .types import (
+    Assigned,
     ChatChunk,
     ChatCompletion,
     ChatMessage,
@@ -63,6 +64,7 @@ from .types import (
 __all__ = [
     "SLO",
     "ApiError",
+    "Assigned",
     "AsyncSluice",
     "AsyncStream",
     "AuthenticationError",

@@ -20,6 +20,7 @@ from ._core import (
     Deadline,
     Settings,
     Timeouts,
+    assign_call,
     chat_call,
     check_event_stream,
     check_status,
@@ -40,6 +41,7 @@ from ._metrics import Metrics, parse_metrics
 from ._options import ChatOptions, CompletionOptions, MessageLike, Prompt
 from ._retry import RetryPolicy
 from .types import (
+    Assigned,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -204,6 +206,10 @@ class AsyncSluice:
     ) -> Logs:
         """Changes the log lines of all processes; see `Sluice.set_logs`."""
         return parse(await self._answer(set_logs_call(self._settings, level, logger, access)), Logs)
+
+    async def assign(self, engine: str, *, role: str | None = None, duty: str | None = None) -> Assigned:
+        """Orders one engine to serve a role, or to be active or warm; see `Sluice.assign`."""
+        return parse(await self._answer(assign_call(self._settings, engine, role, duty)), Assigned)
 
     async def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request; see `Sluice.explain`."""

@@ -19,6 +19,7 @@ from ._core import (
     Deadline,
     Settings,
     Timeouts,
+    assign_call,
     chat_call,
     check_event_stream,
     check_status,
@@ -40,6 +41,7 @@ from ._options import ChatOptions, CompletionOptions, MessageLike, Prompt
 from ._retry import RetryPolicy
 from ._stream import OpenResponse, Stream, Watchdog
 from .types import (
+    Assigned,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -181,7 +183,8 @@ class Sluice:
     def policies(self) -> Policies:
         """Returns the routing policies in use, and those that can be chosen.
 
-        This call needs an admin key, as `set_policies`, `explain`, `scaling`, `scale`, `logs` and `set_logs` do.
+        This call needs an admin key, as `set_policies`, `explain`, `scaling`, `scale`, `assign`, `logs` and `set_logs`
+        do.
         """
         return parse(self._answer(policy_call(self._settings)), Policies)
 
@@ -236,6 +239,14 @@ class Sluice:
         is allowed.
         """
         return parse(self._answer(set_logs_call(self._settings, level, logger, access)), Logs)
+
+    def assign(self, engine: str, *, role: str | None = None, duty: str | None = None) -> Assigned:
+        """Orders one engine to serve a `role` (prefill, decode, colocated), or to be `active` or `warm`.
+
+        A warm engine gets no requests, and ends what it has. Raises NotFoundError for an unknown
+        engine, and BadRequestError where an autoscaler decides, or no engine that decodes would be left.
+        """
+        return parse(self._answer(assign_call(self._settings, engine, role, duty)), Assigned)
 
     def explain(self, request_id: str) -> Explanation:
         """Returns the decisions made for a request, with their reasons.

@@ -307,6 +307,15 @@ def set_logs_call(settings: Settings, level: str | None, logger: str | None, acc
     return Call("PUT", "/sluice/admin/logs", body=json.dumps(body).encode(), headers=_admin_headers(settings))
 
 
+def assign_call(settings: Settings, engine: str, role: str | None, duty: str | None) -> Call:
+    """Returns the call that orders one engine to serve a role with a duty. Raises ValueError without both."""
+    if role is None and duty is None:
+        raise ValueError("nothing to change: give role, duty or both")
+    body = {name: value for name, value in (("role", role), ("duty", duty)) if value is not None}
+    path = f"/sluice/admin/engines/{quote(engine, safe='')}"
+    return Call("PUT", path, body=json.dumps(body).encode(), headers=_admin_headers(settings))
+
+
 def explain_call(settings: Settings, request_id: str) -> Call:
     """Returns the call that gets the decisions made for a request."""
     return Call(

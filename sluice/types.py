@@ -453,6 +453,21 @@ class StartSteps(Result):
     announce_s: float = 0.0
 
 
+class RoleAndDuty(Result):
+    """The role and the duty of an engine; `duty` is active or warm."""
+
+    role: str
+    duty: str
+
+
+class Assigned(Result):
+    """The role and duty that an engine had, and those that it was ordered to have."""
+
+    engine: str
+    before: RoleAndDuty
+    after: RoleAndDuty
+
+
 class Scaling(Result):
     """The autoscaler's state and its last decision.
 

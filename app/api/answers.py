@@ -494,6 +494,30 @@ class LogsChange(TypedDict, total=False):
     access: bool
 
 
+class EngineOrder(TypedDict, total=False):
+    """An order to one engine: the role that it is to serve, and its duty. A warm engine gets no requests, and ends
+    what it has. While an autoscaler runs, it alone gives such orders.
+    """
+
+    role: Literal["prefill", "decode", "colocated"]
+    duty: Literal["active", "warm"]
+
+
+class RoleAndDuty(TypedDict):
+    """The role and the duty of an engine."""
+
+    role: Literal["prefill", "decode", "colocated"]
+    duty: Literal["active", "warm"]
+
+
+class Assigned(TypedDict):
+    """The role and duty that an engine had, and those that it was ordered to have."""
+
+    engine: str
+    before: RoleAndDuty
+    after: RoleAndDuty
+
+
 class Explanation(TypedDict):
     """Every decision made for a request, oldest first; the fields depend on `action`."""
 

@@ -28,8 +28,9 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "An admin key is needed and none of the server's was sent.",
-    404: "No such path, model, policy or request.",
+    404: "No such path, model, policy, engine or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
+    409: "This cannot be done now; the message says why, and what to do first.",
     413: "The body is larger than the server reads.",
     429: "Too many requests are under way, or the queue is full.",
     431: "The headers are longer than the server reads.",
@@ -115,6 +116,7 @@ _ANSWER_TYPES: tuple[Any, ...] = (
     answers.Live, answers.Ready, answers.Versions, answers.Status, answers.Policies, answers.PolicyChange,
     answers.Explanation, answers.Journal, answers.Scaling, answers.ScalingChange, answers.Facts,
     answers.Logs, answers.LogsChange,
+    answers.Assigned, answers.EngineOrder,
 )  # fmt: skip
 
 
@@ -202,6 +204,13 @@ def _paths() -> Json:
             "get": _admin("getLogs", "Show the levels of log lines", "Logs"),
             "put": _admin("setLogs", "Change the log lines of all processes until they end", "Logs", 400, 413)
             | {"requestBody": _body("LogsChange", _LOGS_EXAMPLE)},
+        },
+        "/sluice/admin/engines/{id}": {
+            "parameters": [model | {"name": "id", "description": "An engine's id, as the status shows it."}],
+            "put": _admin(
+                "assign", "Have one engine serve a role, or wait warm", "Assigned", 400, 404, 409, 413
+            )
+            | {"requestBody": _body("EngineOrder", {"duty": "warm"})},
         },
     }
 

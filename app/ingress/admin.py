@@ -9,6 +9,7 @@
     GET  /sluice/admin/facts            engines with the totals of their steps, and the network as configured and learnt
     GET  /sluice/admin/logs             the levels of the router's log lines
     PUT  /sluice/admin/logs             {"level": NAME, "logger": NAME, "access": true | false}, for all processes
+    PUT  /sluice/admin/engines/ID       {"role": ROLE, "duty": DUTY}, one of them or both: orders one engine
 
 A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
@@ -30,7 +31,7 @@ from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
 
 PATH = "/sluice/admin/"
-What = Literal["policy", "set_policy", "explain", "journal", "scale", "facts", "logs", "set_logs"]
+What = Literal["policy", "set_policy", "explain", "journal", "scale", "facts", "assign", "logs", "set_logs"]
 _METHODS = {
     "policy": ("GET", "PUT"),
     "explain": ("GET",),
@@ -38,8 +39,9 @@ _METHODS = {
     "scale": ("GET", "PUT"),
     "facts": ("GET",),
     "logs": ("GET", "PUT"),
+    "engines": ("PUT",),
 }
-_NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler"}
+_NOT_FOUND = {"explain": "decision_not_found", "scale": "no_autoscaler", "assign": "engine_not_found"}
 """Error codes of what the router says that it does not have."""
 
 
@@ -69,12 +71,12 @@ class AdminApi:
         if (
             name not in _METHODS
             or (name in ("policy", "scale", "facts", "logs") and rest)
-            or (name == "explain" and not rest)
+            or (name in ("explain", "engines") and not rest)
         ):
             raise ApiError(
                 404,
                 f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID, {PATH}journal,"
-                f" {PATH}scale, {PATH}facts and {PATH}logs.",
+                f" {PATH}scale, {PATH}engines/ID, {PATH}facts and {PATH}logs.",
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
@@ -134,8 +136,23 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         return "facts", b""
     if name == "logs":
         return ("set_logs", request.body) if request.method == "PUT" else ("logs", b"")
+    if name == "engines":
+        return "assign", _order(rest, request.body)
     if name == "scale":
         return "scale", request.body if request.method == "PUT" else b""
     if request.method == "PUT":
         return "set_policy", policy_change(request.body)
     return "policy", b""
+
+
+def _order(engine: str, body: bytes) -> bytes:
+    """Returns an order to one engine for the router, which checks it. Raises ApiError 400 for a body that is no
+    object.
+    """
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
+    if not isinstance(asked, dict) or set(asked) - {"role", "duty"}:
+        raise bad_request("The body must be a JSON object with role, duty or both.", None)
+    return orjson.dumps({**asked, "engine": engine})

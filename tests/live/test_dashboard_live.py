@@ -70,6 +70,8 @@ def test_the_sums_are_what_the_client_sent_and_the_status_is_the_ingress_s(
     app: App, board: httpx.Client
 ) -> None:
     until(lambda: board.get("/api/status").json()["replica"]["ingresses"] == 2, "two ingresses")
+    greeting = f"The dashboard is at {str(board.base_url).rstrip('/')}; its key is in "
+    until(lambda: greeting in app.log.read_text(), "the greeting")
     # a client for each request, so that connections and with them requests reach both replicas
     for number in range(REQUESTS):
         with Sluice(app.url) as client:

@@ -6,12 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
-from actors.wire.sockets import connect, listen
-from app.ingress import observers
+from actors.wire.sockets import connect
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.metrics import IngressMetrics
@@ -77,67 +74,6 @@ async def test_what_two_ingresses_count_is_summed_and_requests_are_seen_whole(tm
         assert made.router.status().ingresses == 1
 
 
-async def test_an_observer_owns_no_attempts_and_may_not_send_work(tmp_path: Path) -> None:
-    async with rig(tmp_path, pair(tmp_path)) as made:
-        closed: list[str] = []
-        channel = await connect(
-            made.router.addresses,
-            lambda: Channel(
-                Identity("observer", "o"), lambda c, m: None, on_close=lambda c, reason: closed.append(reason)
-            ),
-        )
-        channel.send(wire.Submit("a-1", 5, 5))
-        await until(lambda: closed, "the end of the connection")
-        assert made.router.status().in_flight == 0
-        answer = await made.client.post("/v1/chat/completions", json=made.chat())
-        assert answer.status_code == 200
-
-
-async def test_an_ingress_drops_what_an_observer_does_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The observer is connected and reads nothing more; requests go on, and what is kept for it stays bounded."""
-    monkeypatch.setattr(observers, "PERIOD_S", 0.01)
-    monkeypatch.setattr(observers, "MOST_REQUESTS", 4)
-    paused: list[Channel] = []
-
-    def hang(channel: Channel) -> None:
-        assert channel._transport is not None
-        channel._transport.pause_reading()
-        paused.append(channel)
-
-    async with rig(tmp_path, pair(tmp_path)) as made:
-        server, address = await listen(
-            f"unix:{tmp_path}/o.sock", lambda: Channel(Identity("observer", "o"), lambda c, m: None, hang)
-        )
-        link = await connect(
-            made.router.addresses, lambda: Channel(Identity("observer", "o"), lambda c, m: None)
-        )
-        link.send(wire.Observing((address,)))
-        await until(lambda: paused, "a connection to the observer")
-        own = made.connections.observers
-        watcher = own._watchers["o"]
-        for _ in range(3):
-            for _ in range(20):
-                answer = await made.client.post("/v1/chat/completions", json=made.chat())
-                assert answer.status_code == 200
-                assert len(own._requests) <= 4
-            own.note("retry", "x", None)
-        # the observer is lost in the end, as every silent peer is, and found again
-        await until(lambda: len(paused) > 1, "another connection to the observer")
-        await made.idle()
-        assert (
-            watcher.link.channel is None
-            or watcher.link.channel.unread_bytes() <= 2 * observers.MOST_UNREAD_BYTES
-        )
-        link.abort("done")
-        server.close()
-        for channel in paused:
-            channel.abort("done")
-        await until(lambda: not made.connections.fleet.observers, "a fleet without observers")  # type: ignore[union-attr]
-        await until(lambda: not own._watchers, "no observer")
-
-
 async def test_a_dashboard_that_comes_back_is_found_and_a_new_router_too(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
         for _ in range(2):
@@ -146,13 +82,6 @@ async def test_a_dashboard_that_comes_back_is_found_and_a_new_router_too(tmp_pat
                 await until(lambda b=board: len(b.feed.engines.infos) == 2, "two engines")  # type: ignore[misc]
         answer = await made.client.post("/v1/chat/completions", json=made.chat())
         assert answer.status_code == 200
-
-
-async def test_without_observers_nothing_is_kept(tmp_path: Path) -> None:
-    async with rig(tmp_path, pair(tmp_path)) as made:
-        assert made.app.requests.keep("/v1/completions", None) is None
-        await made.client.post("/v1/chat/completions", json=made.chat())
-        assert made.connections.observers._requests == []
 
 
 async def change(board: Dashboard, method: str, path: str, body: Any, status: int = 200) -> Any:

@@ -342,3 +342,23 @@ async def test_a_change_of_log_lines_that_is_wrong_is_400(made: Rig, change: dic
     answer = await made.client.put(LOGS, json=change)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, None), answer.text
     assert not logs.access.on
+
+
+async def test_one_engine_is_ordered_to_wait_warm(tmp_path: Path) -> None:
+    path = "/sluice/admin/engines/"
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        answer = await made.client.put(f"{path}p", json={"duty": "warm"})
+        assert answer.json() == {
+            "engine": "p",
+            "before": {"role": "prefill", "duty": "active"},
+            "after": {"role": "prefill", "duty": "warm"},
+        }
+        refused = await made.client.put(f"{path}d", json={"duty": "warm"})
+        assert refused.status_code == 409
+        assert "activate another one first" in refused.json()["error"]["message"]
+        unknown = await made.client.put(f"{path}x", json={"duty": "warm"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "engine_not_found")
+        for body in (b"{", b"[]", b'{"state": "down"}', b"{}", b'{"role": "both"}'):
+            assert (await made.client.put(f"{path}p", content=body)).status_code == 400
+        assert (await made.client.put(path, json={"duty": "warm"})).status_code == 404
+        assert (await made.client.get(f"{path}p")).status_code == 405
