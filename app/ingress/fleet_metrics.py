@@ -58,6 +58,9 @@ ROUTER: dict[str, Metric] = _listed(
         "Time of each step in which replicas start, the 0.9 quantile of the last 64 starts that the autoscaler knows: "
         "`reserve` (placement, the replica's process), `process` (the engine's processes and imports), `weights`, "
         "`post_load` (KV blocks, a dummy request), `announce`.", "step"),
+    (r"prewarmed_processes_(\w+)", "processes",
+        "Pre-warmed processes of all nodes that are `waiting` for a start or still `importing`, and those that were "
+        "`taken` by a start or `died` before, as far as the keepers that run know.", "state"),
     ("load_idle_workers", "workers", "Workers that are idle enough to take on the other role."),
     ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
     ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),

@@ -70,7 +70,9 @@ class VllmEngineConfig:
     checksums. `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
-    or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
+    or the oldest in vLLM's own order (`stock`). With `overlap_imports` the core's process imports while its owner
+    does (`actors.engine.vllm.early_core`), and with `preload_weights` the kernel reads the model's files into the page
+    cache meanwhile (`actors.engine.weights`). A core that is silent for `stall_s`, or for a multiple of its longest
     step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. With
     `data_parallel_size` above 1 the router places requests on single ranks; this was written from vLLM's source and has
     not been run (it takes an engine core a rank).
@@ -104,6 +106,8 @@ class VllmEngineConfig:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
+    overlap_imports: bool = True
+    preload_weights: bool = True
     warm_up: bool = True
     kv_events: bool = True
     stall_s: float | None = None
@@ -273,6 +277,9 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
             env["VLLM_CPU_OMP_THREADS_BIND"] = split_ranks(config.cores, ranks)
     return env
 
+
+EARLY_OPTIONS = frozenset({"device", "enforce_eager", "data_parallel_size", "tensor_parallel_size"})
+"""The options on which depends what an engine's processes do before and during their imports."""
 
 # Variables that an engine's process must not inherit: this one, in whole GiB, would override kv_space_gib.
 UNSET = ("VLLM_CPU_KVCACHE_SPACE",)

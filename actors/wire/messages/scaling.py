@@ -59,7 +59,7 @@ class Assign(Wire, frozen=True):
 
 class LeadsTold(Wire, frozen=True):
     """Autoscaler -> router, once a second: seconds of each way to more capacity and of each step of a start, as they
-    were learned, by the names under which the router reports them as metrics.
+    were learned, and the numbers of pre-warmed processes, by the names under which the router reports them as metrics.
     """
 
     seconds: dict[str, float]
