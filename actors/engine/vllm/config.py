@@ -48,6 +48,7 @@ _OWNED = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "trust_remote_code": "trust_remote_code",
     "kv_transfer_config": "role, lease_s, kv_buffer_device and connector_args",
+    "worker_extension_cls": "(none: workers make handshakes before they read KV)",
     "scheduler_cls": "(none: Sluice's own schedulers take requests over from other engines)",
     "disable_log_stats": "(none: the engine's counters need them)",
 }
@@ -242,6 +243,7 @@ def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
         "enforce_eager": eager,
         "trust_remote_code": config.trust_remote_code,
         "scheduling_policy": "priority",
+        "worker_extension_cls": "actors.engine.vllm.connector.acquaintance.MeetPeers",
         "kv_transfer_config": kv_transfer_args(config, device),
     }
     optional = {

@@ -36,6 +36,7 @@ from actors.engine.vllm.config import (
     environment,
     resolve_device,
 )
+from actors.engine.vllm.connector.acquaintance import Peer, packed
 from actors.engine.vllm.early_core import EarlyCore, core_modules, platform_environment, taking
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
 from actors.engine.weights import read_ahead
@@ -294,6 +295,21 @@ def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
         clock.end("kv_cache", max(h.registered_at_s for h in hellos))
 
 
+def kv_peer(running: Any) -> bytes:
+    """Returns how other engines reach this one for a handshake, by the configuration with which it runs."""
+    parallel = running.parallel_config
+    return packed(
+        Peer(
+            running.kv_transfer_config.engine_id,
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+            int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
+            parallel.tensor_parallel_size,
+            parallel.decode_context_parallel_size,
+            parallel.pipeline_parallel_size,
+        )
+    )
+
+
 async def warm_up(llm: Any) -> None:
     """Runs one short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
     from vllm.inputs.engine import tokens_input
@@ -341,4 +357,5 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         dp_ranks=cores,
         # vLLM runs the ranks in step only for MoE models.
         barrier=cores > 1 and running.model_config.is_moe,
+        kv_peer=kv_peer(running) if cores == 1 else b"",
     )

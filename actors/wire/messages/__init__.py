@@ -9,7 +9,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop, SetRole
+    router  -> engine   KvReplay, KvStop, Peers, SetRole
     engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
     worker  -> agent    JoinNode, SubmitFlow, AdvanceFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
@@ -39,6 +39,7 @@ from actors.wire.messages.engines import (
     KvReplay,
     KvState,
     KvStop,
+    Peers,
     Pull,
     PullChunk,
     Pulled,
@@ -125,6 +126,7 @@ Message = (
     | KvReplay
     | KvStop
     | KvState
+    | Peers
     | SetRole
     | Prefill
     | Decode
@@ -225,6 +227,7 @@ __all__ = [
     "LeaseRenewed",
     "Message",
     "Out",
+    "Peers",
     "Permitted",
     "Ping",
     "Prefill",
