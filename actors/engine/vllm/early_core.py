@@ -3,7 +3,8 @@
 vLLM starts a core with `multiprocessing`'s spawn method once it has imported everything and made its configuration. The
 core is a new Python, which imports for as long as its owner has just done. An `EarlyCore` is that process ahead of
 time: it imports beside its owner, and then waits. When vLLM starts its core, `take` hands the waiting process what
-`multiprocessing` would have passed to a new one: the pipes, and the environment. From then on it is the core.
+`multiprocessing` would have passed to a new one: the pipes, the environment, and where its output goes. From then on it
+is the core.
 
 An environment variable that takes effect before or during the imports (`EARLY`) cannot be handed over. If one differs
 by then, `take` refuses, and the core is spawned as usual. So the owner must know these variables beforehand:
@@ -46,6 +47,8 @@ of them: packages that are imported change it, in the early process as in its ow
 
 WORKERS: Mapping[Device, str] = {"cpu": "vllm.v1.worker.cpu_worker", "cuda": "vllm.v1.worker.gpu_worker"}
 
+_OUTPUT = (1, 2)
+"""The descriptors of standard output and standard error."""
 _IMPORTED = b"i"
 _LENGTH_BYTES = 4
 _MOST_FDS = 8
@@ -107,7 +110,9 @@ class EarlyCore:
             return None
         text = json.dumps(dict(environment)).encode()
         try:
-            socket.send_fds(self._channel, [len(text).to_bytes(_LENGTH_BYTES, "big")], list(fds))
+            # its output goes where this process's goes now
+            handed = [*fds, *_OUTPUT]
+            socket.send_fds(self._channel, [len(text).to_bytes(_LENGTH_BYTES, "big")], handed)
             self._channel.sendall(text)
         except OSError as error:
             log.warning("the core is spawned anew: its early process %d has gone (%s)", self.pid, error)
@@ -145,7 +150,10 @@ def become_core(channel: int, modules: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     # the third is the sentinel, which only has to stay open
-    tracker, pipe, _ = fds
+    tracker, pipe, _, *output = fds
+    for number, fd in zip(_OUTPUT, output, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
     spawn.spawn_main(pipe_handle=pipe, tracker_fd=tracker)
 
 

@@ -19,6 +19,7 @@ OWNER = """
 import json, multiprocessing, os, signal, sys, time
 def report(pipe):
     import ctypes
+    print("the process writes", flush=True)
     death = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)  # PR_GET_PDEATHSIG
     pipe.send({
@@ -45,6 +46,7 @@ if __name__ == "__main__":
     told = mine.recv() if sys.argv[2] else {}
     child.join()
     early.close()
+    if "kept" in globals(): os.dup2(kept, 1)
     print(json.dumps(told | {"early": early.pid, "taken": early.taken, "child": child.pid, "code": child.exitcode}))
 """
 
@@ -84,6 +86,13 @@ def test_the_early_process_becomes_the_one_that_is_spawned(tmp_path: Path) -> No
     # its imports are done, its environment is the one of the moment, and it dies with its owner
     assert (told["wave"], told["late"], told["gone"]) == (True, "yes", None)
     assert (told["death"], told["name"], told["code"]) == (int(signal.SIGKILL), "Core", 3)
+
+
+def test_its_output_goes_where_its_owner_s_goes_by_then(tmp_path: Path) -> None:
+    file = tmp_path / "output"
+    told = owner(tmp_path, f"kept = os.dup(1); os.dup2(os.open({str(file)!r}, os.O_WRONLY | os.O_CREAT), 1)")
+    assert told["taken"]
+    assert file.read_text().splitlines()[0] == "the process writes"
 
 
 @pytest.mark.parametrize(
