@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.engine.cores import claimed, least_crowded
+from actors.environment import changeable
 from app.prewarmed.launcher import SUFFIX
 
 log = logging.getLogger("ray.serve")
@@ -121,7 +122,7 @@ def start_process(code: str, settings: str, environment: dict[str, str]) -> "sub
     """Starts a pre-warmed process, in a session of its own: Ray ends the process group of a worker with it."""
     return subprocess.Popen(
         [sys.executable, "-c", code, settings],
-        env=environment,
+        env=changeable(environment),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from actors import background
 from actors.engine.registry import ENGINES, Prewarmed
 from actors.engine.weights import read_ahead
+from actors.environment import change
 from app.config import ModelConfig
 from app.groups import EngineConfig, Strict
 from app.prewarmed.launcher import ANSWER_S, GO, READY, SUFFIX
@@ -138,8 +139,7 @@ def become(order: Order, cores: tuple[int, ...] | None) -> None:
     global taken
     taken = Taken(time.time(), cores)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    os.environ.clear()
-    os.environ.update(order.environment)
+    change(order.environment)
     os.chdir(order.folder)
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)

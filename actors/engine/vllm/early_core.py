@@ -32,6 +32,7 @@ from typing import Any
 from actors import background
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import CONNECTOR_MODULE, SCHEDULERS, Device
+from actors.environment import change, changeable
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class EarlyCore:
             )
             self._process = subprocess.Popen(
                 [sys.executable, *_interpreter_flags(), "-c", code, SPAWNED],
-                env=self._environment,
+                env=changeable(self._environment),
                 pass_fds=[theirs.fileno()],
             )
         self.pid = self._process.pid
@@ -147,8 +148,7 @@ def become_core(channel: int, modules: Sequence[str]) -> None:
         if not header:
             sys.exit(0)
         environment = json.loads(_exactly(owner, int.from_bytes(header, "big")))
-    os.environ.clear()
-    os.environ.update(environment)
+    change(environment)
     # the third is the sentinel, which only has to stay open
     tracker, pipe, _, *output = fds
     for number, fd in zip(_OUTPUT, output, strict=True):

@@ -16,7 +16,9 @@ from app.prewarmed import launcher
 from tests.app.prewarmed.waiting import ROOT, socket_of, started, until, until_waiting
 
 WORKER = """
-import ctypes, json, os, signal, sys
+import ctypes, json, os, setproctitle, signal, sys
+setproctitle.setproctitle("ray::worker")
+with open("/proc/self/cmdline") as file: title = file.read().strip(chr(0))
 death = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)  # PR_GET_PDEATHSIG
 if "app.prewarmed.process" in sys.modules:
@@ -26,7 +28,7 @@ else:
 print(json.dumps({
     "pid": os.getpid(), "arguments": sys.argv, "name": __name__, "folder": os.getcwd(), "path": sys.path[0],
     "environment": dict(os.environ), "death": death.value, "taken": taken, "main": sys.modules["__main__"].__file__,
-    "error": sys.stdin.read(), "policy": os.sched_getscheduler(0),
+    "error": sys.stdin.read(), "title": title, "policy": os.sched_getscheduler(0),
 }), flush=True)
 """
 
@@ -76,6 +78,7 @@ def same(told: dict[str, Any], worker: Path) -> None:
     assert (told["name"], told["main"], told["path"]) == ("__main__", str(worker), str(worker.parent))
     assert (told["folder"], told["error"]) == (str(worker.parent), "its input")
     assert told["environment"]["RAY_TOKEN"] == "of the worker"
+    assert told["title"] == "ray::worker"
     assert (told["death"], told["policy"]) == (0, os.SCHED_OTHER)
 
 

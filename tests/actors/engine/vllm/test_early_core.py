@@ -19,12 +19,16 @@ OWNER = """
 import json, multiprocessing, os, signal, sys, time
 def report(pipe):
     import ctypes
+    import setproctitle
     print("the process writes", flush=True)
+    setproctitle.setproctitle("the title of a core")
+    with open("/proc/self/cmdline") as file: title = file.read()
     death = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)  # PR_GET_PDEATHSIG
     pipe.send({
         "pid": os.getpid(), "late": os.environ.get("LATE"), "gone": os.environ.get("GONE"),
-        "wave": "wave" in sys.modules, "death": death.value, "name": multiprocessing.current_process().name,
+        "wave": "wave" in sys.modules, "death": death.value, "title": title.strip(chr(0)),
+        "name": multiprocessing.current_process().name,
     })
     sys.exit(3)
 if __name__ == "__main__":
@@ -85,6 +89,7 @@ def test_the_early_process_becomes_the_one_that_is_spawned(tmp_path: Path) -> No
     assert told["pid"] == told["child"] == told["early"]
     # its imports are done, its environment is the one of the moment, and it dies with its owner
     assert (told["wave"], told["late"], told["gone"]) == (True, "yes", None)
+    assert told["title"] == "the title of a core"
     assert (told["death"], told["name"], told["code"]) == (int(signal.SIGKILL), "Core", 3)
 
 
