@@ -35,19 +35,12 @@ from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.config import FlowConfig, WireConfig
 from app.drain import socket_directory
+from app.wanted import ANSWER_S, NAMESPACE, UNWANTED_S, WANTED_S, Wanted, environment_of_actor
 
 log = logging.getLogger("ray.serve")
 
-NAMESPACE = "sluice"
 COORDINATOR = "coordinator"
 """The coordinator's name in its directory."""
-WANTED_S = 2.0
-"""Seconds between two notes of an engine replica that it wants its agent, and of an agent about the coordinator."""
-ANSWER_S = 10.0
-"""Longest wait for the answer of an agent, which may be starting."""
-UNWANTED_S = 30.0
-"""Seconds after which an actor that nobody wants ends. ASSUMPTION: longer than Ray's control process may be away, and
-short enough for nobody to miss the processes of an application that has ended."""
 
 
 class FlowShare(NamedTuple):
@@ -67,37 +60,6 @@ def agent_name(application: str, node_id: str, flow: FlowShare) -> str:
 def agent_address(name: str, wire: WireConfig) -> str:
     """Returns the address at which the agent of that name listens."""
     return f"unix:{os.path.join(socket_directory(wire.socket_dir), name)}.sock"
-
-
-class Wanted:
-    """An actor that ends itself when nobody has wanted it for a while."""
-
-    _watch: asyncio.Task[None]
-
-    def _wanted_by_others(self, name: str, unwanted_s: float) -> None:
-        """Begins to watch. Must be called in the actor's event loop."""
-        self._name, self._unwanted_s = name, unwanted_s
-        self._wanted = True
-        self._watch = asyncio.create_task(self._look_after())
-
-    async def wanted(self) -> int:
-        """Notes that somebody wants this actor, and returns its process id."""
-        self._wanted = True
-        return os.getpid()
-
-    async def _look_after(self) -> None:
-        """Ends this actor when nobody wants it any more."""
-        while True:
-            self._wanted = False
-            await asyncio.sleep(self._unwanted_s)
-            if not self._wanted:
-                log.info("%s: nobody has wanted it for %g s: it ends", self._name, self._unwanted_s)
-                await self._end()
-                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-
-    async def _end(self) -> None:
-        """Gives up what the actor holds."""
-        raise NotImplementedError
 
 
 class AgentActor(Wanted):
@@ -279,6 +241,7 @@ class CoordinatorKeeper:
                 lifetime="detached",
                 num_cpus=0,
                 max_restarts=-1,
+                runtime_env=environment_of_actor(),
             )
             .remote(*self._arguments)
         )
@@ -334,6 +297,7 @@ class AgentKeeper:
                 lifetime="detached",
                 num_cpus=0,
                 max_restarts=-1,
+                runtime_env=environment_of_actor(),
                 scheduling_strategy=NodeAffinitySchedulingStrategy(self._node_id, soft=False),
             )
             .remote(*self._arguments)

@@ -28,6 +28,7 @@ from app.dashboard.store import RunsConfig
 from app.flow_agent import FlowShare
 from app.groups import EngineGroupConfig
 from app.ingress.replica import IngressReplica
+from app.prewarmed.keeper import PrewarmedShare, share_of
 from app.replicas import (
     DRAIN_S,
     AutoscalerReplica,
@@ -66,7 +67,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         cores = CoreShare(first, config.engines_on_cores) if group.shares_cores else None
         first += config.most_replicas(group) if group.shares_cores else 0
         flow = FlowShare(config.flow, config.named_nodes) if config.flow.enabled else None
-        own, stay = (config.model, group.engine, cores, config.wire, flow), _stay(config, group)
+        prewarmed = _prewarmed(config, group)
+        own, stay = (config.model, group.engine, cores, config.wire, flow, prewarmed), _stay(config, group)
         engines.append(
             _application(
                 EngineReplica,
@@ -77,7 +79,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                 versioned=(*own, stay._replace(active=None)),
                 num_replicas=config.first_replicas(group),
                 drain_s=group.drain_s,
-                **_placement(group),
+                **_placement(group, None if prewarmed is None else prewarmed.python(config.wire)),
             )
         )
     if config.scaling.enabled:
@@ -85,7 +87,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
             _application(
                 AutoscalerReplica,
                 "Autoscaler",
-                (config.autoscaler, config.wire),
+                (config.autoscaler, config.wire, _keys(config)),
                 router,
                 num_replicas=1,
                 ray_actor_options={"num_cpus": 0, "resources": config.router.resources},
@@ -177,22 +179,39 @@ def _stay(config: AppConfig, group: EngineGroupConfig) -> Stay:
     return Stay(group.drain_s, group.replicas if config.scaling.enabled else None)
 
 
-def _placement(group: EngineGroupConfig) -> dict[str, Any]:
-    """Returns Serve's options that place one replica, in a placement group of its own if the group has bundles."""
-    placed: dict[str, Any] = {"ray_actor_options": _actor_options(group)}
+def _prewarmed(config: AppConfig, group: EngineGroupConfig) -> PrewarmedShare | None:
+    """Returns what is pre-warmed for a group's starts; only an autoscaler foresees any."""
+    number = config.scaling.prewarmed if config.scaling.enabled else 0
+    return share_of(number, config.model, group, config.engines_on_cores or None)
+
+
+def _keys(config: AppConfig) -> tuple[str, ...]:
+    """Returns the keys of all kinds of pre-warmed processes, each once."""
+    shares = (_prewarmed(config, group) for group in config.engines)
+    return tuple(sorted({share.key for share in shares if share is not None}))
+
+
+def _placement(group: EngineGroupConfig, python: str | None) -> dict[str, Any]:
+    """Returns Serve's options that place one replica, in a placement group of its own if the group has bundles. Its
+    process is started with the command `python`, if there is one.
+    """
+    placed: dict[str, Any] = {"ray_actor_options": _actor_options(group, python)}
     if group.placement_group_bundles is not None:
         placed["placement_group_bundles"] = group.placement_group_bundles
         placed["placement_group_strategy"] = group.placement_group_strategy
     return placed
 
 
-def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
-    """Returns Ray's options for one replica: its resources and its environment."""
+def _actor_options(group: EngineGroupConfig, python: str | None) -> dict[str, Any]:
+    """Returns Ray's options for one replica: its resources, its environment, and the command that starts it."""
     options: dict[str, Any] = {"num_cpus": cpus_of(group)}
     if group.num_gpus:
         options["num_gpus"] = group.num_gpus
     if group.resources:
         options["resources"] = group.resources
-    if group.env:
-        options["runtime_env"] = {"env_vars": group.env}
+    environment: dict[str, Any] = {"env_vars": group.env} if group.env else {}
+    if python is not None:
+        environment["py_executable"] = python
+    if environment:
+        options["runtime_env"] = environment
     return options

@@ -173,6 +173,13 @@ class EngineGroupConfig(EngineConfig):
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
     @property
+    def prewarms(self) -> bool:
+        """Whether processes can be pre-warmed for these engines: those of one core process that imports early."""
+        options = self.options
+        able = options.get("overlap_imports", True) and options.get("data_parallel_size", 1) == 1
+        return ENGINES[self.kind].prewarm is not None and able
+
+    @property
     def shares_cores(self) -> bool:
         """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
         return ENGINES[self.kind].uses_cores and not self.num_gpus
@@ -182,7 +189,8 @@ class ScalingConfig(Strict):
     """The autoscaler. With `enabled` it runs beside the router, and `policy` decides within the bounds of the groups.
 
     Groups with `scaling.min: 0` have no replicas once there has been no request for `sleep_after_s`; the next one wakes
-    them, and has failed if none serves after `wake_limit_s`.
+    them, and has failed if none serves after `wake_limit_s`. On each node that has engines, `prewarmed` processes wait
+    for the next start with their imports done (`app.prewarmed`).
 
     `params` are those of the policy; its bounds (`limits`) come from the groups, but for `limits.step`. All groups
     together have at most `budget` replicas. `journal` holds fields of `ScalingJournalConfig`.
@@ -196,6 +204,7 @@ class ScalingConfig(Strict):
     )
     sleep_after_s: Annotated[float, Field(gt=0)] = SLEEP.idle_s
     wake_limit_s: Annotated[float, Field(gt=0)] = SLEEP.wake_limit_s
+    prewarmed: Annotated[int, Field(ge=0, le=64)] = 0
     journal: dict[str, Any] = Field(default_factory=dict)
 
     def journal_config(self) -> ScalingJournalConfig:

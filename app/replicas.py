@@ -32,6 +32,8 @@ from app.config import ModelConfig, RouterConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.flow_agent import AgentKeeper, FlowShare
 from app.groups import AutoscalerConfig, EngineConfig, EngineGroupConfig
+from app.prewarmed import process
+from app.prewarmed.keeper import PrewarmedCounts, PrewarmedKeeper, PrewarmedShare
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -192,6 +194,7 @@ class EngineReplica:
         cores: CoreShare | None,
         wire: WireConfig,
         flow: FlowShare | None,
+        prewarmed: PrewarmedShare | None,
         stay: Stay,
         router: Any,
     ) -> None:
@@ -213,6 +216,7 @@ class EngineReplica:
                 divide_cores(usable_cores(), cores.engines),
                 cores.at + context.rank.local_rank,
                 Path(socket_directory(wire.socket_dir), "cores"),
+                None if process.taken is None else process.taken.cores,
             )
             defaults["cores"] = self._cores.cores
         if flow is not None:
@@ -221,6 +225,9 @@ class EngineReplica:
             self._agent = AgentKeeper(context.app_name, node_id, flow, wire, tcp)
             await self._agent.start()
             defaults |= {"flow_agent": self._agent.address, "flow_node": node}
+        if prewarmed is not None:
+            self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)
+            self._prewarmed.start()
         engine = make_engine(model, config, engine_id, **defaults)
         me = Identity("engine", engine_id, wire.secret())
         self._server = EngineServer(
@@ -264,6 +271,8 @@ class EngineReplica:
     async def __del__(self) -> None:
         if hasattr(self, "_agent"):
             self._agent.stop()
+        if hasattr(self, "_prewarmed"):
+            self._prewarmed.stop()
         if hasattr(self, "_drain_point"):
             await self._drain_point.stop()
         if hasattr(self, "_reporter"):
@@ -290,12 +299,15 @@ async def tell_start(trace: "StartTrace", server: "EngineServer", phases: dict[s
 
 
 def start_of(engine: "Engine", began_s: float) -> dict[str, Any]:
-    """Returns the times of a replica's start: `process_at_s` when its process was made, `replica_at_s` when Serve made
-    the replica in it (`began_s`), and `ready_at_s` now, all in Unix seconds; and the seconds of the engine's own
-    phases, as far as its kind knows them (`actors.engine.vllm.launch`).
+    """Returns the times of a replica's start: `process_at_s` when its process was made or a pre-warmed one was taken,
+    `replica_at_s` when Serve made the replica in it (`began_s`), and `ready_at_s` now, all in Unix seconds; whether its
+    process was `prewarmed`; and the seconds of the engine's own phases, as far as its kind knows them
+    (`actors.engine.vllm.launch`).
     """
+    taken = process.taken
     return {
-        "process_at_s": psutil.Process().create_time(),
+        "process_at_s": psutil.Process().create_time() if taken is None else taken.at_s,
+        "prewarmed": taken is not None,
         "replica_at_s": began_s,
         "ready_at_s": time.time(),
         "phases": dict(getattr(engine, "phases", {})),
@@ -320,7 +332,7 @@ class AutoscalerReplica:
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AutoscalerConfig, wire: WireConfig, router: Any
+        self, config: AutoscalerConfig, wire: WireConfig, prewarmed: tuple[str, ...], router: Any
     ) -> None:
         from actors.scaling.control import Controller
         from actors.scaling.journal import ScalingJournal
@@ -341,6 +353,8 @@ class AutoscalerReplica:
         store = RayStore(application)
         generation = next_generation(application, "autoscaler")
         me = Identity("autoscaler", f"autoscaler-{uuid.uuid4().hex[:8]}", wire.secret(), generation)
+        self._prewarmed = PrewarmedCounts(application, prewarmed)
+        self._prewarmed.start()
         self._autoscaler = Autoscaler(
             me,
             finder(router),
@@ -348,6 +362,7 @@ class AutoscalerReplica:
             counts,
             store,
             None if journal.folder is None else ScalingJournal(journal, policy, version),
+            lambda: self._prewarmed.gauges,
         )
         self._autoscaler.start()
         garbage.settle()
@@ -359,6 +374,8 @@ class AutoscalerReplica:
         self._autoscaler.check()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_prewarmed"):
+            self._prewarmed.stop()
         if hasattr(self, "_autoscaler"):
             await self._autoscaler.stop()
             # a successor asks for what it wants at its first look

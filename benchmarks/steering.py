@@ -8,11 +8,9 @@ speak HTTP themselves. Times are seconds of `time.perf_counter`.
 import asyncio
 import threading
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from actors.engine.vllm.config import VllmEngineConfig
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import Assign, Message
 from actors.wire.sockets import connect
@@ -92,8 +90,3 @@ def first_routes(journal: Path) -> dict[str, str]:
                 request = str(action["attempt_id"]).rpartition("-")[0]
                 found.setdefault(request, str(action["decision"]["worker"]).partition("#")[0])
     return found
-
-
-def has_option(name: str) -> bool:
-    """Returns whether vLLM engines of this version have an option of this name."""
-    return name in {one.name for one in fields(VllmEngineConfig)}

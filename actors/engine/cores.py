@@ -9,7 +9,7 @@ import fcntl
 import os
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,9 +63,11 @@ class Claim:
             self._file = -1
 
 
-def claim(shares: Sequence[tuple[int, ...]], first: int, folder: Path) -> Claim:
+def claim(
+    shares: Sequence[tuple[int, ...]], first: int, folder: Path, preferred: tuple[int, ...] | None = None
+) -> Claim:
     """Claims one of `shares`, the one whose cores have the fewest claims; `folder` is the same for all engines of the
-    node. Of equal ones it is the next from number `first` on.
+    node. Of equal ones it is `preferred`, or else the next from number `first` on.
 
     A rank does not do for this: Serve gives the rank of a replica that has gone to another one that runs, which stays
     on its cores. Raises OSError if the folder cannot be used.
@@ -76,17 +78,38 @@ def claim(shares: Sequence[tuple[int, ...]], first: int, folder: Path) -> Claim:
     with (folder / "lock").open("w") as lock:
         # one claims at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
-        load = _claimed(folder)
-
-        def crowd(at: int) -> tuple[int, int, int]:
-            own = [load[core] for core in shares[at]]
-            return max(own), sum(own), (at - first) % len(shares)
-
-        cores = shares[min(range(len(shares)), key=crowd)]
+        cores = least_crowded(shares, _claimed(folder), first, preferred)
         path = folder / f"{'_'.join(map(str, cores))}-{uuid.uuid4().hex[:12]}{_CLAIM}"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)
     return Claim(cores, path, file)
+
+
+def least_crowded(
+    shares: Sequence[tuple[int, ...]],
+    load: Mapping[int, int],
+    first: int = 0,
+    preferred: tuple[int, ...] | None = None,
+) -> tuple[int, ...]:
+    """Returns the share whose cores have the fewest claims by `load`. Of equal ones it is `preferred`, or else the next
+    from number `first` on.
+    """
+
+    def crowd(at: int) -> tuple[int, int, bool, int]:
+        own = [load.get(core, 0) for core in shares[at]]
+        return max(own), sum(own), shares[at] != preferred, (at - first) % len(shares)
+
+    return shares[min(range(len(shares)), key=crowd)]
+
+
+def claimed(folder: Path) -> Counter[int]:
+    """Returns the number of claims to each core. Raises OSError if the folder cannot be used."""
+    if not folder.exists():
+        return Counter()
+    with (folder / "lock").open("w") as lock:
+        # a claim that is being made looks like one of a dead process
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _claimed(folder)
 
 
 def _claimed(folder: Path) -> Counter[int]:

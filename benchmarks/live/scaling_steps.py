@@ -16,14 +16,17 @@ drain       Two prefill engines hold prompts that wait for the few slots of one 
 starts      One colocated engine serves, and a second one is started, and stopped again, several times each way:
               page cache   the weights are in the page cache
               cold         they are not (`posix_fadvise`); the share that stayed in it is kept in the result
-              overlapped   as `page cache`, and replica and engine core import at the same time, where the version can
-            `page cache` and `cold` are without overlap then. Beside them stands the activation of a warm engine. The
-            steps are those of DeepFlow's Table 2, as far as one machine has them (`steps_of`). The packages are in the
-            page cache in all starts, since engines run. The means are written as profiles of starts for the simulator
-            (`benchmarks.sim.starts`), those of a trial beside its result.
+              overlapped   as `page cache`, and replica and engine core import at the same time
+              read ahead   as `overlapped`, with weights that are not in the page cache before the start, and are read
+                           during its imports
+              pre-warmed   as `page cache`, by a process that waits with its imports done (`scaling.prewarmed`)
+            `page cache` and `cold` are without overlap and without reading ahead. Beside them stands the activation of
+            a warm engine. The steps are those of DeepFlow's Table 2, as far as one machine has them (`steps_of`). The
+            packages are in the page cache in all starts, since engines run. The means are written as profiles of starts
+            for the simulator (`benchmarks.sim.starts`), those of a trial beside its result.
 
-Not measured, because there are none: processes that wait with their imports done (pre-warmed), and weights from a
-running engine (peer). A start has all cores but for an idle engine beside it.
+Not measured, because there are none: weights from a running engine (peer). A start has all cores but for an idle engine
+beside it.
 
 Aims, written before the first run: order to the first text of an activated engine at most 1 s at p99; texts equal; no
 lease lost and no request repeated by a drain; and once they exist, overlapped at most 0.65 times the process and
@@ -59,15 +62,16 @@ from benchmarks.live.scaling import OUT, App, activated, problems_of
 from benchmarks.live.servers import Server, ServerError, running
 from benchmarks.live.targets import MODEL, EngineOptions, model_directory, sluice_app
 from benchmarks.sim import starts as starts_of_sim
-from benchmarks.steering import HandGiven, has_option
+from benchmarks.steering import HandGiven
 
 NEAR_TIE = 0.01
 """Nats between the two best tokens that count as a tie, in float32 (`benchmarks.chaos.vllm_asks`)."""
 START_S = 300.0
 STORAGE_PATH = "RAY_gcs_storage_path"
 """The environment variable of the app's processes with a folder in Ray's (`app.own_ray`)."""
-OVERLAP = "overlap_imports"
-"""The option of vLLM engines with which replica and core import at the same time, where this version has it."""
+PLAIN = {"overlap_imports": False, "preload_weights": False}
+"""The options of vLLM engines without what shortens their starts."""
+WAITING = 'sluice_router_prewarmed_processes{state="waiting"}'
 RETRIES, EXPIRED = "sluice_retries_total", "sluice_engine_leases_expired_total"
 _libc = CDLL(None, use_errno=True)
 
@@ -124,7 +128,9 @@ def group(setup: Setup, role: str, replicas: int, most: int, warm: int = 0, **op
 
 
 @contextmanager
-def app(groups: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> Iterator[tuple[App, Server]]:
+def app(
+    groups: Sequence[Mapping[str, Any]], say: Callable[[str], None], prewarmed: int = 0
+) -> Iterator[tuple[App, Server]]:
     """A context in which an app of these groups runs, with the autoscaler on, and its first replicas are ready."""
     shortest = {"name": "join_shortest_queue"}
     with tempfile.TemporaryDirectory(prefix="sl-") as name:
@@ -138,7 +144,7 @@ def app(groups: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> Iter
                 "decode": shortest,
             },
             "wire": {"socket_dir": str(folder / "s")},
-            "scaling": {"enabled": True, "policy": "fixed"},
+            "scaling": {"enabled": True, "policy": "fixed", "prewarmed": prewarmed},
         }
         command = sluice_app("Sluice, vLLM engines", folder / "app.yaml", args, 2 * START_S)
         with running(command, say) as server:
@@ -436,21 +442,26 @@ def write_profiles(runs: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]
     return written
 
 
-def start_ways() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Returns the ways to start that this version has: options of the engines, and the ways that they are started."""
-    if not has_option(OVERLAP):
-        return [({}, ("cold", "page cache"))]
-    return [({OVERLAP: False}, ("cold", "page cache")), ({OVERLAP: True}, ("overlapped",))]
+START_WAYS: tuple[tuple[dict[str, Any], int, tuple[str, ...]], ...] = (
+    (PLAIN, 0, ("cold", "page cache")),
+    ({}, 0, ("overlapped", "read ahead")),
+    ({}, 1, ("pre-warmed",)),
+)
+"""Options of the engines, the number of pre-warmed processes, and the ways that engines are started with them."""
+EVICTED = ("cold", "read ahead")
+"""The ways that begin without the weights in the page cache."""
 
 
 def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     """Starts an engine each way, in turn, and activates a warm one."""
     folder, runs = Path(model_directory()), []
-    for options, ways in start_ways():
-        with app([group(setup, "colocated", 1, 2, **options)], say) as (made, server):
+    for options, prewarmed, ways in START_WAYS:
+        with app([group(setup, "colocated", 1, 2, **options)], say, prewarmed) as (made, server):
             for _ in range(setup.starts):
                 for way in ways:
-                    (evict if way == "cold" else read_whole)(folder)
+                    if prewarmed:
+                        made.fleet.wait(lambda: waiting(made) >= 1, "a pre-warmed process waits", START_S)
+                    (evict if way in EVICTED else read_whole)(folder)
                     runs.append(one_start(made, server, way, {"c active": 1}))
                     total_s = sum(runs[-1]["steps"].values())
                     say(
@@ -461,6 +472,11 @@ def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
             runs.append(one_start(made, server, "warm", {"c active": 1, "c warm": 1}))
             say(f"start, warm: {sum(runs[-1]['steps'].values()):.2f} s")
     return {"runs": runs}
+
+
+def waiting(made: App) -> float:
+    """Returns the number of pre-warmed processes that wait."""
+    return made.fleet.metric(WAITING)
 
 
 PARTS: dict[str, Callable[[Setup, Callable[[str], None]], dict[str, Any]]] = {

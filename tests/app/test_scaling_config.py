@@ -138,11 +138,11 @@ def test_a_group_begins_with_its_warm_replicas_and_serve_waits_for_its_drain() -
     made = deployments(args(max=4, warm=1, drain_s=45))
     assert made["DEngine"].num_replicas == 3
     assert made["DEngine"]._deployment_config.graceful_shutdown_timeout_s == 65.0
-    stay = made["DEngine"]._replica_config.init_args[5]
+    stay = made["DEngine"]._replica_config.init_args[6]
     assert (stay.drain_s, stay.active) == (45.0, 2)
     off = deployments(args({"enabled": False}, max=4, warm=1))
     assert off["DEngine"].num_replicas == 2
-    assert off["DEngine"]._replica_config.init_args[5].active is None
+    assert off["DEngine"]._replica_config.init_args[6].active is None
 
 
 def test_a_replica_has_a_placement_group_of_its_own() -> None:

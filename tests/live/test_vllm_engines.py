@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from tokenizers import Tokenizer
 
 from actors.engine.cores import divide_cores, usable_cores
+from actors.engine.vllm.connector.acquaintance import Peer, packed, unpacked
 from actors.wire.messages import (
     Admitted,
     Cancel,
@@ -23,6 +25,7 @@ from actors.wire.messages import (
     Failed,
     KVRenewed,
     Out,
+    Peers,
     Prefill,
     PrefillDone,
     Reading,
@@ -383,6 +386,29 @@ def test_a_side_channel_that_accepts_and_is_silent_fails_its_request_alone(pair:
     assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)
     pair.p.send(ReleaseKV("silent"))
     pair.idle()
+
+
+def test_an_engine_meets_others_before_a_request_needs_them(pair: Pair) -> None:
+    """Bytes that name no engine, or one that does not answer, harm nobody."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as stranger:
+        stranger.linger = 0
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        pair.d.send(Peers((b"no engine",)))
+        pair.d.send(Peers((packed(Peer("stranger", "127.0.0.1", port, 1, 1, 1)),)))
+        assert stranger.poll(1000 * PATIENCE_S), "nobody asks for a handshake"
+    assert pair.d.decode("beside", fresh(20), {"max_tokens": 4, "ignore_eos": True}, None)
+    pair.idle()
+
+
+def test_engines_start_with_a_core_that_has_imported_meanwhile(pair: Pair) -> None:
+    """The core's process is as old as its owner's imports, not younger."""
+    for engine in (pair.p, pair.d):
+        (core,) = engine.processes("EngineCore")
+        owner = core.parent()
+        assert owner is not None
+        assert core.create_time() - owner.create_time() < engine.phases["imports"]
+        peer = unpacked(engine.ask("info")["kv_peer"])
+        assert (peer.host, peer.tp_size) == ("127.0.0.1", 1)
 
 
 def test_cancel_while_waiting_for_a_slot_frees_the_lender(pair: Pair) -> None:

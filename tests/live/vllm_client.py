@@ -72,7 +72,8 @@ class Engine:
 
     def wait_ready(self, timeout_s: float) -> dict[str, float]:
         """Phases of the start."""
-        return self._answer("ready", timeout_s)
+        self.phases: dict[str, float] = self._answer("ready", timeout_s)
+        return self.phases
 
     def send(self, message: Any) -> None:
         body = msgspec.msgpack.encode(message)

@@ -17,7 +17,7 @@ import msgspec
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
 from actors.options import from_options
-from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, RenewKV, Tokens
+from actors.wire.messages import Cancel, Decode, Message, Out, Peers, Prefill, ReleaseKV, RenewKV, Tokens
 
 ENCODER = msgspec.msgpack.Encoder()
 MESSAGES = msgspec.msgpack.Decoder(Message | str)
@@ -63,6 +63,8 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
                 engine.release(message.attempt_id)
             case RenewKV():
                 engine.renew(message.attempt_id, engine.info().lease_s)
+            case Peers():
+                engine.meet(message.peers)
             case "stop":
                 return
             case "status":

@@ -48,6 +48,7 @@ _OWNED = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "trust_remote_code": "trust_remote_code",
     "kv_transfer_config": "role, lease_s, kv_buffer_device and connector_args",
+    "worker_extension_cls": "(none: workers make handshakes before they read KV)",
     "scheduler_cls": "(none: Sluice's own schedulers take requests over from other engines)",
     "disable_log_stats": "(none: the engine's counters need them)",
 }
@@ -70,7 +71,9 @@ class VllmEngineConfig:
     checksums. `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
-    or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
+    or the oldest in vLLM's own order (`stock`). With `overlap_imports` the core's process imports while its owner
+    does (`actors.engine.vllm.early_core`), and with `preload_weights` the kernel reads the model's files into the page
+    cache meanwhile (`actors.engine.weights`). A core that is silent for `stall_s`, or for a multiple of its longest
     step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. A
     start that takes longer than `start_limit_s` fails, and Serve makes another replica
     (`actors.engine.vllm.start_limit`). With `data_parallel_size` above 1 the router places requests on single ranks;
@@ -105,6 +108,8 @@ class VllmEngineConfig:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
+    overlap_imports: bool = True
+    preload_weights: bool = True
     warm_up: bool = True
     kv_events: bool = True
     start_limit_s: float = 600.0
@@ -241,6 +246,7 @@ def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
         "enforce_eager": eager,
         "trust_remote_code": config.trust_remote_code,
         "scheduling_policy": "priority",
+        "worker_extension_cls": "actors.engine.vllm.connector.acquaintance.MeetPeers",
         "kv_transfer_config": kv_transfer_args(config, device),
     }
     optional = {
@@ -284,6 +290,9 @@ TRACED: Mapping[str, str] = {
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
 }
 """The environment of engines that trace: vLLM's spans are kept where the request, or the engine's start, is."""
+
+EARLY_OPTIONS = frozenset({"device", "enforce_eager", "data_parallel_size", "tensor_parallel_size"})
+"""The options on which depends what an engine's processes do before and during their imports."""
 
 # Variables that an engine's process must not inherit: this one, in whole GiB, would override kv_space_gib.
 UNSET = ("VLLM_CPU_KVCACHE_SPACE",)

@@ -17,6 +17,7 @@ import msgspec
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.vllm.config import VllmEngineConfig, resolve_stall_s
+from actors.engine.vllm.connector.acquaintance import unpacked
 from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
@@ -62,6 +63,7 @@ class VllmEngine:
         self._watch: CoreWatch | None = None
         self._kv_feeds: list[KvEventFeed] = []
         self._draining = False
+        self._meeting: set[asyncio.Task[None]] = set()
         self._rank_blocks = 0
 
     @property
@@ -123,6 +125,22 @@ class VllmEngine:
     def set_role(self, role: Role) -> None:
         """Serves `role` from now on. In vLLM a role is a matter of routing: an engine computes what it is sent."""
         self._info = msgspec.structs.replace(self._info, role=role)
+
+    def meet(self, peers: tuple[bytes, ...]) -> None:
+        """Makes NIXL's handshakes with engines from which this one may come to read KV, in the background."""
+        task = asyncio.get_running_loop().create_task(self._meet(peers), name="handshakes")
+        self._meeting.add(task)
+        task.add_done_callback(self._meeting.discard)
+
+    async def _meet(self, peers: tuple[bytes, ...]) -> None:
+        if self._llm is None:
+            return
+        try:
+            known = [msgspec.structs.asdict(unpacked(peer)) for peer in peers]
+            await self._llm.collective_rpc("meet_kv_peers", args=(known,))
+        except Exception as error:
+            # vLLM raises errors of many kinds; without a handshake the first read makes it
+            log.warning("engine %s has not met its peers: %r", self._config.engine_id, error)
 
     @property
     def state(self) -> EngineState:

@@ -10,6 +10,7 @@ signal (`plugin`) is bound to the thread that started the children.
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import random
@@ -29,13 +30,17 @@ from actors.engine.vllm.config import (
     SCHEDULERS,
     TRACED,
     UNSET,
+    Device,
     VllmEngineConfig,
     check_engine_args,
     engine_args,
     environment,
     resolve_device,
 )
+from actors.engine.vllm.connector.acquaintance import Peer, packed
+from actors.engine.vllm.early_core import EarlyCore, core_modules, platform_environment, taking
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
+from actors.engine.weights import read_ahead
 from actors.telemetry.environment import traces_endpoint
 from actors.wire.messages import KV_EVENTS, EngineInfo
 
@@ -116,11 +121,91 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     if port is None:
         port, held = reserve_ports(config.side_channel_host, config.data_parallel_size)
         _HELD.extend(held)
+    set_environment(config, device, port)
+    if config.preload_weights:
+        read_ahead(Path(config.model))
+    early = early_core(config, device)
+    try:
+        llm = _launched(config, device, ledger, clock, early)
+    finally:
+        if early is not None:
+            early.close()
+    # vLLM always adds a Prometheus logger, which costs more per step than all of Sluice's own metrics.
+    manager = llm.logger_manager
+    assert manager is not None
+    manager.stat_loggers = manager.stat_loggers[:1]
+    return llm
+
+
+_prepared: EarlyCore | None = None
+"""The process that `prepare` made for the engine that starts in this one."""
+
+OWNER_MODULES = (
+    "vllm.v1.engine.async_llm",
+    "vllm.engine.arg_utils",
+    "actors.engine.vllm.runner",
+    "actors.engine.vllm.tools",
+)
+"""The modules from which follows nearly all that an engine's owner imports, whatever the model."""
+
+
+def prepare(config: VllmEngineConfig) -> EarlyCore:
+    """Imports for an engine that is to start in this process later, and for its core, whose process waits until then.
+    Nothing depends on the model and the role in `config`. Raises ValueError where cores cannot be started early.
+    """
+    global _prepared
+    device = resolve_device(config)
+    set_environment(config, device, 0)
+    _prepared = early_core(config, device)
+    if _prepared is None:
+        raise ValueError("pre-warmed processes need overlap_imports, and engines of a single core process")
+    with without(plugin.UNNEEDED):
+        for module in OWNER_MODULES:
+            importlib.import_module(module)
+    _prepared.wait_imported()
+    return _prepared
+
+
+def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None:
+    """Sets the environment variables of the engine's processes, before any of their imports."""
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
     if traces_endpoint() is not None:
         os.environ.update(TRACED)
+    os.environ[plugin.NAP_ENV] = "1" if device == "cpu" else ""
+
+
+def early_core(config: VllmEngineConfig, device: Device) -> EarlyCore | None:
+    """Returns a process that imports for the core from now on, or has done so before. None if that is off or if there
+    are several cores. vLLM must spawn its core to take it, as it does on CPUs and inside Ray.
+    """
+    global _prepared
+    if not (config.overlap_imports and config.data_parallel_size == 1):
+        return None
+    own = os.environ | plugin.children_environment(forked_on(config, device))
+    own |= platform_environment(device, own)
+    prepared, _prepared = _prepared, None
+    if prepared is not None:
+        if prepared.fits(own):
+            return prepared
+        log.info(
+            "the pre-warmed process of the core was made for other cores or settings: a new one is started"
+        )
+        prepared.close()
+    return EarlyCore(own, core_modules(device))
+
+
+def forked_on(config: VllmEngineConfig, device: Device) -> tuple[int, ...] | None:
+    """Returns the cores of the worker if it is forked from its core; None if it is spawned."""
+    one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
+    return config.cores if device == "cpu" and one_worker else None
+
+
+def _launched(
+    config: VllmEngineConfig, device: Device, ledger: Ledger, clock: PhaseClock, early: EarlyCore | None
+) -> Any:
+    """Imports vLLM and returns a ready AsyncLLM, whose core is `early` if that can be."""
     with without(plugin.UNNEEDED):
         import vllm.v1.engine.async_llm  # noqa: F401
 
@@ -129,9 +214,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     clock.end("imports")
-    os.environ[plugin.NAP_ENV] = "1" if device == "cpu" else ""
-    one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
-    plugin.claim_children(config.cores if device == "cpu" and one_worker else None)
+    plugin.claim_children(forked_on(config, device))
     args = engine_args(config, device)
     endpoint = traces_endpoint()
     if endpoint is not None:
@@ -146,15 +229,10 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     clock.end("config")
-    with spawning_through_plugin():
-        llm = AsyncLLM.from_vllm_config(
+    with spawning_through_plugin(), taking(early):
+        return AsyncLLM.from_vllm_config(
             vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
         )
-    # vLLM always adds a Prometheus logger, which costs more per step than all of Sluice's own metrics.
-    manager = llm.logger_manager
-    assert manager is not None
-    manager.stat_loggers = manager.stat_loggers[:1]
-    return llm
 
 
 def remove_kv_sockets(events: Any) -> None:
@@ -224,6 +302,21 @@ def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
         clock.end("kv_cache", max(h.registered_at_s for h in hellos))
 
 
+def kv_peer(running: Any) -> bytes:
+    """Returns how other engines reach this one for a handshake, by the configuration with which it runs."""
+    parallel = running.parallel_config
+    return packed(
+        Peer(
+            running.kv_transfer_config.engine_id,
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+            int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
+            parallel.tensor_parallel_size,
+            parallel.decode_context_parallel_size,
+            parallel.pipeline_parallel_size,
+        )
+    )
+
+
 async def warm_up(llm: Any) -> None:
     """Runs one short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
     from vllm.inputs.engine import tokens_input
@@ -271,4 +364,5 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         dp_ranks=cores,
         # vLLM runs the ranks in step only for MoE models.
         barrier=cores > 1 and running.model_config.is_moe,
+        kv_peer=kv_peer(running) if cores == 1 else b"",
     )

@@ -58,20 +58,28 @@ imported_at_s = 0.0
 forked_at_s = 0.0
 
 
-def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
-    """Binds the life of this process's future children to its own. The owner calls it before the engine starts.
+def children_environment(fork_worker_on: tuple[int, ...] | None) -> dict[str, str]:
+    """Returns the environment variables that bind the life of this process's children to its own.
 
-    With `fork_worker_on` the engine's one CPU worker is forked and bound to these cores. In that case call it after
-    torch is imported, or this process would bind itself.
+    With `fork_worker_on` the engine's one CPU worker is forked and bound to these cores.
     """
-    os.environ[PARENT_ENV] = str(os.getpid())
+    bound = {PARENT_ENV: str(os.getpid())}
     if fork_worker_on is None:
-        os.environ.pop(FORK_ENV, None)
-        return
-    os.environ[FORK_ENV] = ",".join(map(str, fork_worker_on))
-    os.environ[FREE_ENV] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    os.environ["OMP_NUM_THREADS"] = str(len(fork_worker_on))
-    os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, fork_worker_on))
+        return bound
+    return bound | {
+        FORK_ENV: ",".join(map(str, fork_worker_on)),
+        FREE_ENV: ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "OMP_NUM_THREADS": str(len(fork_worker_on)),
+        "GOMP_CPU_AFFINITY": " ".join(map(str, fork_worker_on)),
+    }
+
+
+def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
+    """Binds the life of this process's future children to its own (`children_environment`). The owner calls it before
+    the engine starts; with `fork_worker_on` after torch is imported, or this process would bind itself.
+    """
+    os.environ.pop(FORK_ENV, None)
+    os.environ.update(children_environment(fork_worker_on))
 
 
 def spawned_child_code() -> str:

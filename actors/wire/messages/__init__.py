@@ -9,7 +9,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop, SetRole, SetLogs
+    router  -> engine   KvReplay, KvStop, Peers, SetRole, SetLogs
     engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
     worker  -> agent    JoinNode, SubmitFlow, AdvanceFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
@@ -42,6 +42,7 @@ from actors.wire.messages.engines import (
     KvReplay,
     KvState,
     KvStop,
+    Peers,
     Pull,
     PullChunk,
     Pulled,
@@ -137,6 +138,7 @@ Message = (
     | KvReplay
     | KvStop
     | KvState
+    | Peers
     | SetRole
     | SetLogs
     | Prefill
@@ -248,6 +250,7 @@ __all__ = [
     "Out",
     "PathSeen",
     "PathsSeen",
+    "Peers",
     "Permitted",
     "Ping",
     "Prefill",

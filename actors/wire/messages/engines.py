@@ -41,7 +41,8 @@ class EngineInfo(Part, frozen=True):
     The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most.
 
     `home_role` is the role that the engine had before, if it was lent to another `role` for a time (SetRole). `duty`
-    says whether it gets requests. `started` says how its start was spent.
+    says whether it gets requests. `started` says how its start was spent. By `kv_peer`, opaque bytes, an engine of the
+    same group can make the acquaintance of this one before it reads KV from it (Peers); empty: it needs none.
     """
 
     id: str
@@ -67,6 +68,7 @@ class EngineInfo(Part, frozen=True):
     home_role: Role | None = None
     duty: Duty = "active"
     started: Started | None = None
+    kv_peer: bytes = b""
 
 
 class Announce(Wire, frozen=True):
@@ -91,6 +93,14 @@ class SetRole(Wire, frozen=True):
     role: Role
     duty: Duty = "active"
     lent: bool = False
+
+
+class Peers(Wire, frozen=True):
+    """Router -> engine: engines from which this one may come to read KV, by their `kv_peer`. It makes their
+    acquaintance in the background, so that no request waits for it. Sent when there are others than before.
+    """
+
+    peers: tuple[bytes, ...]
 
 
 class Status(Wire, frozen=True):

@@ -59,8 +59,8 @@ class Assign(Wire, frozen=True):
 
 class LeadsTold(Wire, frozen=True):
     """Autoscaler -> router, once a second: seconds of each way to more capacity and of each step of a start, as they
-    were learned, and figures of the fleet that it alone knows (`actors.scaling.fleet.figures`), by the names under
-    which the router reports them as metrics.
+    were learned, the numbers of pre-warmed processes, and figures of the fleet that it alone knows
+    (`actors.scaling.fleet.figures`), by the names under which the router reports them as metrics.
     """
 
     figures: dict[str, float]

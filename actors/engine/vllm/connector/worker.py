@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,13 @@ class SluiceWorker(NixlPullConnectorWorker):
             # A handle comes from another process. What it names may not fit this engine: that fails its own request.
             self._log_failure(failure_type="bad_handle", req_id=req_id, error=error, meta=meta)
             self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
+
+    def meet(self, peers: Sequence[Mapping[str, Any]]) -> None:
+        """Begins a handshake with each of these engines (`acquaintance.Peer`), unless there was one. A failure is
+        logged and counted, and the first read tries again.
+        """
+        for peer in peers:
+            self._ensure_handshake(**peer)
 
     def _claim(self, meta: ReqMeta) -> None:
         """Tells the lender that its blocks are about to be read, so that no release frees them."""

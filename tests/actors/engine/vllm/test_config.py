@@ -37,6 +37,7 @@ def test_cpu_arguments() -> None:
         "enforce_eager": True,
         "trust_remote_code": False,
         "scheduling_policy": "priority",
+        "worker_extension_cls": "actors.engine.vllm.connector.acquaintance.MeetPeers",
         "max_model_len": 2048,
         "kv_cache_memory_bytes": 512 * 1024 * 1024,
         "kv_transfer_config": {

@@ -59,6 +59,8 @@ def test_a_changed_block_fails_the_read_and_the_next_one_is_right() -> None:
     # The engine hears of the failure, by which the prompt is prefilled again, and counts it.
     assert result["counted"] == [1, 1, 1]
     assert result["heard"] == [["flip", False], ["right", True]]
+    # before the first read, and once
+    assert result["handshakes"] == ["p"]
 
 
 @pytest.mark.timeout(400)

@@ -17,6 +17,7 @@ with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free.getsockname()[1])
     STORE = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
+import msgspec
 import torch
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
@@ -25,6 +26,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from actors.engine.vllm.config import VllmEngineConfig, engine_args
 from actors.engine.vllm.connector import LEASE, TRANSFERS
+from actors.engine.vllm.connector.acquaintance import Peer
 from actors.engine.vllm.connector.messages import SluiceMetadata
 from actors.engine.vllm.connector.scheduler import SluiceScheduler
 from actors.engine.vllm.connector.worker import SluiceWorker
@@ -194,7 +196,21 @@ def plain(pair: Pair) -> dict[str, Any]:
 
 
 def corrupt(pair: Pair) -> dict[str, Any]:
-    """A read whose block changes at the lender behind its checksum, then one that is right."""
+    """The reader meets its lender. Then a read whose block changes at the lender behind its checksum, and one that is
+    right; neither makes a handshake.
+    """
+    asked: list[str] = []
+    handshake = pair.d.worker._nixl_handshake
+
+    def counted(*args: Any) -> Any:
+        asked.append(args[3])
+        return handshake(*args)
+
+    pair.d.worker._nixl_handshake = counted
+    peer = msgspec.structs.asdict(Peer("p", "127.0.0.1", pair.scheduler.side_channel_port, 1, 1, 1))
+    pair.d.worker.meet([peer, peer])
+    until(lambda: "p" in pair.d.worker._remote_agents)
+    pair.d.worker.meet([peer])
     handle = pair.lend("flip", [5, 6])
     table = pair.p.worker._table
     until(lambda: int(table._entries[handle[LEASE]["slot"], 1]) == handle[LEASE]["generation"])
@@ -209,6 +225,7 @@ def corrupt(pair: Pair) -> dict[str, Any]:
     totals = ledger.totals
     seen["counted"] = (totals.transfers, totals.transfer_failures, totals.transfer_mismatches)
     seen["heard"] = [(transfer.request_id, transfer.ok) for transfer in heard]
+    seen["handshakes"] = asked
     return seen
 
 

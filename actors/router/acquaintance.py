@@ -1,0 +1,44 @@
+"""The engines that should know one another before a request needs it.
+
+The first read of KV from an engine waits for a handshake of NIXL, 0.3 s each time. An engine that is to serve at once
+when it is activated must have made them while it waited: those with engines from which it would read, and, if it would
+lend KV itself, those of the engines that read.
+"""
+
+from collections.abc import Sequence
+
+from actors.wire.channel import Channel
+from actors.wire.messages import EngineInfo, Peers
+
+
+def acquaintances(infos: Sequence[EngineInfo]) -> dict[str, tuple[bytes, ...]]:
+    """Returns by the id of each engine that may read KV the `kv_peer` of those from which it may, where one of the two
+    is warm. Engines that serve meet one another with their requests.
+    """
+    found: dict[str, list[bytes]] = {}
+    lenders = [info for info in infos if info.kv_peer and info.role != "decode" and info.state == "ready"]
+    for reader in infos:
+        if not reader.kv_peer or reader.role == "prefill" or reader.state != "ready":
+            continue
+        for lender in lenders:
+            warm = "warm" in (reader.duty, lender.duty)
+            if warm and lender.group == reader.group and lender.id != reader.id:
+                found.setdefault(reader.id, []).append(lender.kv_peer)
+    return {engine_id: tuple(peers) for engine_id, peers in found.items()}
+
+
+class Introductions:
+    """The peers that each engine has heard of, by its connection. After a new connection it hears of all again."""
+
+    def __init__(self) -> None:
+        self._told: dict[Channel, tuple[bytes, ...]] = {}
+
+    def tell(self, infos: Sequence[EngineInfo], channels: dict[str, Channel]) -> None:
+        """Sends each engine those that it should know, if there are others than before."""
+        told: dict[Channel, tuple[bytes, ...]] = {}
+        for engine_id, peers in acquaintances(infos).items():
+            channel = channels[engine_id]
+            if set(peers) - set(self._told.get(channel, ())):
+                channel.send(Peers(peers))
+            told[channel] = peers
+        self._told = told

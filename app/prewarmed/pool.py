@@ -1,0 +1,128 @@
+"""The pre-warmed processes of one node. A new one is made for each that was taken or has died."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.engine.cores import claimed, least_crowded
+from actors.environment import changeable
+from app.prewarmed.launcher import SUFFIX
+
+log = logging.getLogger("ray.serve")
+
+RETRY_S = (1.0, 60.0)
+"""Seconds until a process is made again after one that died before it was ready: twice as long each time, up to the
+second. ASSUMPTION: what is broken for a minute is broken for good, and one try a minute harms nobody."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A process of the pool with its share of the cores. It waits once its socket is there."""
+
+    process: "subprocess.Popen[bytes]"
+    cores: tuple[int, ...] | None
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many processes wait and import now, and how many were taken and died since the pool was made."""
+
+    waiting: int = 0
+    importing: int = 0
+    taken: int = 0
+    died: int = 0
+
+
+class Pool:
+    """Keeps `size` processes. `start` makes one for a share of the cores; `folder` is where they wait.
+
+    A share is chosen as a replica would choose one that starts then (`actors.engine.cores`), which the processes that
+    wait are counted for. All calls must come from one thread: processes die with the thread that made them.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        folder: Path,
+        start: Callable[[tuple[int, ...] | None], "subprocess.Popen[bytes]"],
+        shares: Sequence[tuple[int, ...]],
+        claims: Path,
+        clock: Callable[[], float],
+    ) -> None:
+        self._size, self._folder, self._start = size, folder, start
+        self._shares, self._claims, self._clock = shares, claims, clock
+        self._members: list[Member] = []
+        self._gone: list[subprocess.Popen[bytes]] = []
+        self._taken = self._died = 0
+        self._retry_s, self._not_before_s = RETRY_S[0], 0.0
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def look(self) -> Counts:
+        """Notes which processes are ready, were taken or have died, makes one if one is missing, and returns the
+        counts. Raises OSError if none can be made.
+        """
+        for member in list(self._members):
+            self._follow(member)
+        # what was taken is a child of this process until it ends
+        self._gone = [process for process in self._gone if process.poll() is None]
+        # one at a time: imports of several would only slow one another
+        importing = any(not member.waits for member in self._members)
+        if len(self._members) < self._size and not importing and self._clock() >= self._not_before_s:
+            cores = self._share()
+            self._members.append(Member(self._start(cores), cores))
+        waiting = sum(member.waits for member in self._members)
+        return Counts(waiting, len(self._members) - waiting, self._taken, self._died)
+
+    def close(self) -> None:
+        """Ends the processes that were not taken."""
+        for member in self._members:
+            self._follow(member)
+        for member in self._members:
+            member.process.kill()
+            member.process.wait()
+            self._socket(member).unlink(missing_ok=True)
+        self._members.clear()
+
+    def _follow(self, member: Member) -> None:
+        socket = self._socket(member)
+        if member.process.poll() is not None:
+            self._members.remove(member)
+            self._died += 1
+            socket.unlink(missing_ok=True)
+            log.warning("pre-warmed process %d ended (%s)", member.process.pid, member.process.returncode)
+            if not member.waits:
+                self._not_before_s = self._clock() + self._retry_s
+                self._retry_s = min(RETRY_S[1], 2 * self._retry_s)
+        elif not member.waits:
+            if socket.exists():
+                member.waits = True
+                self._retry_s = RETRY_S[0]
+        elif not socket.exists():
+            self._members.remove(member)
+            self._gone.append(member.process)
+            self._taken += 1
+
+    def _socket(self, member: Member) -> Path:
+        return self._folder / f"{member.process.pid}{SUFFIX}"
+
+    def _share(self) -> tuple[int, ...] | None:
+        if not self._shares:
+            return None
+        load = claimed(self._claims)
+        for member in self._members:
+            load.update(member.cores or ())
+        return least_crowded(self._shares, load)
+
+
+def start_process(code: str, settings: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Starts a pre-warmed process, in a session of its own: Ray ends the process group of a worker with it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, settings],
+        env=changeable(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )

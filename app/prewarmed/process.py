@@ -1,0 +1,150 @@
+"""The program of a pre-warmed process: `main` imports, waits at a unix socket, and becomes the worker that Ray starts.
+
+Its imports give way to all other work (`actors.background`). What it waits with is the kind's own
+(`actors.engine.registry`, `EngineKind.prewarm`). It ends when the keeper that made it ends, or its engine core's
+process does.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from actors import background
+from actors.engine.registry import ENGINES, Prewarmed
+from actors.engine.weights import read_ahead
+from actors.environment import change
+from app.config import ModelConfig
+from app.groups import EngineConfig, Strict
+from app.prewarmed.launcher import ANSWER_S, GO, READY, SUFFIX
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH_BYTES = 4
+
+
+class Settings(Strict):
+    """The facts that a pre-warmed process needs: the engine whose imports it does, the cores of its share, and the
+    folder in which it waits.
+    """
+
+    model: ModelConfig
+    engine: EngineConfig
+    cores: tuple[int, ...] | None
+    folder: str
+
+
+class Order(NamedTuple):
+    """A worker's command, with its environment, its working directory and its standard streams."""
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: str
+    streams: list[int]
+
+
+class Taken(NamedTuple):
+    """The time (Unix) at which a pre-warmed process was taken, and the cores for which it was made."""
+
+    at_s: float
+    cores: tuple[int, ...] | None
+
+
+taken: Taken | None = None
+"""Set in a process that was pre-warmed."""
+
+
+def main(text: str) -> None:
+    """Runs the process with its `Settings` as JSON. Ends with status 1 if its engine core's process ends."""
+    settings = Settings.model_validate_json(text)
+    with background.work():
+        prepared = prepare(settings)
+    path = Path(settings.folder, f"{os.getpid()}{SUFFIX}")
+    order = wait(path, prepared)
+    if order is None:
+        sys.exit(1)
+    become(order, settings.cores)
+
+
+def prepare(settings: Settings) -> Prewarmed:
+    """Does the imports of an engine of this kind, and returns what waits with them."""
+    kind, model = ENGINES[settings.engine.kind], settings.model
+    assert kind.prewarm is not None
+    files, known = model.served_name, {} if settings.cores is None else {"cores": settings.cores}
+    if kind.loads_model:
+        from app.models import resolve
+
+        files = str(resolve(model.path))
+        read_ahead(Path(files))
+    return kind.prewarm(settings.engine.engine_config("prewarmed", files, model.served_name, **known))
+
+
+def wait(path: Path, prepared: Prewarmed) -> Order | None:
+    """Waits at a socket at `path` until a launcher comes, and returns its order; None if `prepared` has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # it appears under its name only when it listens
+        made = path.with_suffix(".new")
+        made.unlink(missing_ok=True)
+        listener.bind(str(made))
+        listener.listen()
+        made.rename(path)
+        try:
+            while True:
+                ready, _, _ = select.select([listener, prepared], [], [])
+                if prepared in ready:
+                    return None
+                launcher, _ = listener.accept()
+                with launcher:
+                    launcher.settimeout(ANSWER_S)
+                    with contextlib.suppress(OSError, ValueError):
+                        order = heard(launcher)
+                        if order is not None:
+                            return order
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def heard(launcher: socket.socket) -> Order | None:
+    """Returns the order of a launcher; None if it has gone before the order was confirmed. Raises OSError or
+    ValueError.
+    """
+    header, streams, _, _ = socket.recv_fds(launcher, _LENGTH_BYTES, 3)
+    try:
+        text = bytearray()
+        while len(text) < int.from_bytes(header, "big"):
+            part = launcher.recv(1 << 16)
+            if not part:
+                return None
+            text += part
+        told = json.loads(text)
+        order = Order(told["command"], told["environment"], told["folder"], list(streams))
+        launcher.sendall(READY)
+        if launcher.recv(1) == GO:
+            streams = []
+            return order
+        return None
+    finally:
+        for stream in streams:
+            os.close(stream)
+
+
+def become(order: Order, cores: tuple[int, ...] | None) -> None:
+    """Runs a worker's command in this process, which does not die with its keeper any more."""
+    global taken
+    taken = Taken(time.time(), cores)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    change(order.environment)
+    os.chdir(order.folder)
+    for number, stream in enumerate(order.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.argv[:] = order.command
+    # as Python does for a script
+    sys.path.insert(0, os.path.dirname(os.path.abspath(order.command[0])))
+    runpy.run_path(order.command[0], run_name="__main__")

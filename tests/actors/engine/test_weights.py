@@ -1,0 +1,102 @@
+"""Weights come into the page cache before anything reads them, and only those that a loader would read."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actors.engine import weights
+from benchmarks.live.scaling_steps import cached_share, evict
+
+MIB = 1 << 20
+
+
+def write(file: Path, size: int) -> None:
+    file.write_bytes(os.urandom(size))
+
+
+@pytest.fixture
+def evicted(tmp_path: Path) -> Path:
+    """A folder with two weight files of together 36 MiB, of which the page cache has next to nothing."""
+    for name, mib in (("model-1.safetensors", 33), ("model-2.safetensors", 3)):
+        write(tmp_path / name, mib * MIB)
+    evict(tmp_path)
+    if cached_share(tmp_path) > 0.1:
+        pytest.skip("this file system keeps its files in memory")
+    return tmp_path
+
+
+def wait_cached(folder: Path) -> float:
+    """Returns the share of the weights that is in the page cache once it is all of them, or after five seconds."""
+    for _ in range(250):
+        if cached_share(folder) == 1.0:
+            break
+        time.sleep(0.02)
+    return cached_share(folder)
+
+
+def test_evicted_weights_are_in_the_page_cache_again(evicted: Path) -> None:
+    ahead = weights.read_ahead(evicted)
+    assert ahead is not None
+    ahead.join(10.0)
+    assert wait_cached(evicted) == 1.0
+
+
+def test_more_than_the_free_memory_is_left_to_the_loader(
+    evicted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=36 * MIB - 1))
+    assert weights.read_ahead(evicted) is None
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=36 * MIB))
+    assert weights.read_ahead(evicted) is not None
+
+
+def test_a_file_that_goes_away_is_left_to_the_loader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead = weights.ReadAhead([tmp_path / "model.safetensors"])
+    ahead.start()
+    ahead.join(10.0)
+    assert "the weights are not read ahead" in caplog.text
+
+
+def test_the_thread_that_reads_gives_way_to_others(evicted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nice: list[int] = []
+    asked = os.posix_fadvise
+
+    def seen(*args: int) -> None:
+        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        asked(*args)
+
+    monkeypatch.setattr(os, "posix_fadvise", seen)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    ahead = weights.read_ahead(evicted)
+    assert ahead is not None
+    ahead.join(10.0)
+    # 33 MiB and 3 MiB in steps of 128 KiB
+    assert nice == [min(19, before + weights.NICE)] * (36 * 8)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.parametrize(
+    ("present", "found"),
+    [
+        (["b.safetensors", "a.safetensors", "a.bin"], ["a.safetensors", "b.safetensors"]),
+        (["a.bin", "b.pt", "tokenizer.json"], ["a.bin"]),
+        (["b.pt"], ["b.pt"]),
+        (["tokenizer.json"], []),
+    ],
+)
+def test_weight_files(tmp_path: Path, present: list[str], found: list[str]) -> None:
+    for name in present:
+        write(tmp_path / name, 10)
+    assert [file.name for file in weights.weight_files(tmp_path)] == found
+
+
+def test_a_model_that_is_no_folder_has_no_files_here(tmp_path: Path) -> None:
+    assert weights.weight_files(tmp_path / "org" / "model") == []
+    assert weights.read_ahead(tmp_path) is None

@@ -1,0 +1,118 @@
+"""A pool keeps its number of processes ready, and makes new ones for those that were taken or have died."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.engine.cores import claim
+from app.prewarmed.pool import RETRY_S, Counts, Pool
+from tests.app.prewarmed.waiting import socket_of, until
+
+SHARES = ((0,), (1,))
+
+
+class Rig:
+    """A pool whose processes wait, or die, when the test says so."""
+
+    def __init__(self, folder: Path, size: int = 1) -> None:
+        self.folder, self.claims = folder / "pool", folder / "cores"
+        self.now_s = 0.0
+        self.made: list[tuple[subprocess.Popen[bytes], tuple[int, ...] | None]] = []
+        self.pool = Pool(size, self.folder, self._start, SHARES, self.claims, lambda: self.now_s)
+
+    def _start(self, cores: tuple[int, ...] | None) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        self.made.append((process, cores))
+        return process
+
+    def ready(self, number: int) -> None:
+        socket_of(self.folder, self.made[number][0].pid).touch()
+
+    def taken(self, number: int) -> None:
+        socket_of(self.folder, self.made[number][0].pid).unlink()
+
+    def kill(self, number: int) -> None:
+        self.made[number][0].kill()
+        self.made[number][0].wait()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    for number in range(len(made.made)):
+        made.kill(number)
+
+
+def test_one_is_made_and_no_more(rig: Rig) -> None:
+    assert rig.pool.look() == Counts(0, 1, 0, 0)
+    assert rig.pool.look() == Counts(0, 1, 0, 0)
+    rig.ready(0)
+    assert rig.pool.look() == Counts(1, 0, 0, 0)
+    assert len(rig.made) == 1
+
+
+def test_one_that_is_taken_is_made_again(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.look()
+    rig.taken(0)
+    assert rig.pool.look() == Counts(0, 1, 1, 0)
+    assert len(rig.made) == 2
+    rig.pool.close()
+    assert rig.made[1][0].poll() is not None
+    # what became an engine lives on
+    assert rig.made[0][0].poll() is None
+
+
+def test_one_that_dies_while_it_waits_is_made_again_at_once(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.look()
+    rig.kill(0)
+    assert rig.pool.look() == Counts(0, 1, 0, 1)
+    # nobody tries to reach it
+    assert not socket_of(rig.folder, rig.made[0][0].pid).exists()
+
+
+def test_one_that_never_gets_ready_is_tried_again_ever_more_seldom(rig: Rig) -> None:
+    waits, last_s = [], 0.0
+    rig.pool.look()
+    for number in range(9):
+        rig.kill(number)
+        rig.pool.look()
+        while len(rig.made) == number + 1:
+            rig.now_s += 0.5
+            rig.pool.look()
+        waits.append(rig.now_s - last_s)
+        last_s = rig.now_s
+    assert waits == [RETRY_S[0], 2.0, 4.0, 8.0, 16.0, 32.0, RETRY_S[1], 60.0, 60.0]
+
+
+def test_processes_are_made_for_the_shares_that_the_next_engines_will_claim(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, size=2)
+    held = claim(SHARES, 0, rig.claims)
+    assert held.cores == (0,)
+    try:
+        for number in range(2):
+            # they import one after another
+            assert rig.pool.look().importing == 1
+            rig.ready(number)
+        assert rig.pool.look() == Counts(2, 0, 0, 0)
+        # core 0 has an engine; core 1 gets the first, and then both have one
+        assert [cores for _, cores in rig.made] == [(1,), (0,)]
+    finally:
+        held.release()
+        for number in range(len(rig.made)):
+            rig.kill(number)
+
+
+def test_a_close_leaves_nothing_that_waits(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.close()
+    until(lambda: rig.made[0][0].poll() is not None, "it has ended")
+    assert list(rig.folder.iterdir()) == []

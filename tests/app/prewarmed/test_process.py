@@ -1,0 +1,152 @@
+"""A process that waits becomes the worker that Ray starts; where none does, the worker is started as ever."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.prewarmed import launcher
+from tests.app.prewarmed.waiting import ROOT, socket_of, started, until, until_waiting
+
+WORKER = """
+import ctypes, json, os, setproctitle, signal, sys
+setproctitle.setproctitle("ray::worker")
+with open("/proc/self/cmdline") as file: title = file.read().strip(chr(0))
+death = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)  # PR_GET_PDEATHSIG
+if "app.prewarmed.process" in sys.modules:
+    taken = list(sys.modules["app.prewarmed.process"].taken)
+else:
+    taken = None
+print(json.dumps({
+    "pid": os.getpid(), "arguments": sys.argv, "name": __name__, "folder": os.getcwd(), "path": sys.path[0],
+    "environment": dict(os.environ), "death": death.value, "taken": taken, "main": sys.modules["__main__"].__file__,
+    "error": sys.stdin.read(), "title": title, "policy": os.sched_getscheduler(0),
+}), flush=True)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    file = tmp_path / "worker" / "worker.py"
+    file.parent.mkdir()
+    file.write_text(WORKER)
+    return file
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that waits in `tmp_path`."""
+    process = started(tmp_path, (0, 3))
+    try:
+        until_waiting(tmp_path, process.pid)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def launched(folder: Path, worker: Path) -> dict[str, Any]:
+    """Returns what a worker says that Ray would have started, with the launcher's process id added."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", launcher.__file__, str(folder), str(worker), "--token=7", "a b"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "RAY_TOKEN": "of the worker"},
+        cwd=worker.parent,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"its input")
+    process.stdin.close()
+    # not to the end: a process that stands still may hold the other end, too
+    told: dict[str, Any] = json.loads(process.stdout.readline())
+    assert process.wait(30) == 0
+    process.stdout.close()
+    return told | {"launcher": process.pid}
+
+
+def same(told: dict[str, Any], worker: Path) -> None:
+    """Checks all that holds for a worker however it was started."""
+    assert told["arguments"] == [str(worker), "--token=7", "a b"]
+    assert (told["name"], told["main"], told["path"]) == ("__main__", str(worker), str(worker.parent))
+    assert (told["folder"], told["error"]) == (str(worker.parent), "its input")
+    assert told["environment"]["RAY_TOKEN"] == "of the worker"
+    assert told["title"] == "ray::worker"
+    assert (told["death"], told["policy"]) == (0, os.SCHED_OTHER)
+
+
+def test_without_a_waiting_process_the_launcher_is_the_worker(tmp_path: Path, worker: Path) -> None:
+    told = launched(tmp_path / "empty", worker)
+    same(told, worker)
+    assert told["pid"] == told["launcher"]
+
+
+def test_a_waiting_process_becomes_the_worker(
+    tmp_path: Path, worker: Path, waiting: "subprocess.Popen[bytes]"
+) -> None:
+    told = launched(tmp_path, worker)
+    same(told, worker)
+    assert told["pid"] == waiting.pid
+    # nothing of its own environment is left
+    assert "END" not in told["environment"]
+    assert told["taken"][1] == [0, 3]
+    assert not socket_of(tmp_path, waiting.pid).exists()
+    assert launched(tmp_path, worker)["pid"] != waiting.pid
+
+
+def test_a_process_that_was_killed_is_passed_over(
+    tmp_path: Path, worker: Path, waiting: "subprocess.Popen[bytes]"
+) -> None:
+    waiting.kill()
+    waiting.wait()
+    assert socket_of(tmp_path, waiting.pid).exists()
+    told = launched(tmp_path, worker)
+    same(told, worker)
+    assert told["pid"] == told["launcher"]
+
+
+def test_a_process_that_stands_still_is_passed_over_and_waits_on(
+    tmp_path: Path, worker: Path, waiting: "subprocess.Popen[bytes]"
+) -> None:
+    waiting.send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(waiting.pid).status() == psutil.STATUS_STOPPED, "it stands still")
+    told = launched(tmp_path, worker)
+    assert told["pid"] == told["launcher"]
+    waiting.send_signal(signal.SIGCONT)
+    told = launched(tmp_path, worker)
+    same(told, worker)
+    assert told["pid"] == waiting.pid
+
+
+def test_a_process_whose_core_has_ended_ends(tmp_path: Path, waiting: "subprocess.Popen[bytes]") -> None:
+    (tmp_path / "end").touch()
+    assert waiting.wait(20) == 1
+    assert not socket_of(tmp_path, waiting.pid).exists()
+
+
+KEEPER = """
+import sys
+from pathlib import Path
+from tests.app.prewarmed.waiting import started
+process = started(Path(sys.argv[1]))
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+def test_a_waiting_process_dies_with_its_keeper(tmp_path: Path) -> None:
+    keeper = subprocess.Popen([sys.executable, "-c", KEEPER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert keeper.stdout is not None
+    pid = int(keeper.stdout.readline())
+    until_waiting(tmp_path, pid)
+    keeper.kill()
+    keeper.wait()
+    keeper.stdout.close()
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "it has ended")
