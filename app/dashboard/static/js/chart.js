@@ -8,6 +8,7 @@ import { feed, onUpdate } from "./live.js";
 const FONT = "11px system-ui, sans-serif";
 const NEAR_PX = 5; // a mark is under the pointer within this distance
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 300, 600, 900]; // seconds between the ticks of a time of day
+const WHOLE_STEPS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((ten) => [ten, 2 * ten, 5 * ten]); // of a y axis that counts
 const FAR = 2.5; // an objective beyond this many times the largest value is named at the edge instead of drawn
 const WIDE = 1700; // on a page this wide in CSS pixels charts are higher
 const LEVEL_COLOURS = { info: "--mark", warn: "--warn", error: "--error" };
@@ -48,7 +49,7 @@ class Drawing {
       scales: { x: { time: spec.clockTime, range: (plot, low, high) => spec.span?.() ?? [low, high] }, y: { range: y } },
       axes: [
         axis({ values: spec.clockTime ? clockTicks : spanTicks, space: 50, size: 24, gap: 9, incrs: spec.clockTime ? CLOCK_STEPS : undefined, label: spec.clockTime ? "local time" : "s since start" }),
-        axis({ values: (plot, splits) => splits.map((v) => spec.format(v)), size: yWidth, space: 28, label: spec.unit }),
+        axis({ values: (plot, splits) => splits.map((v) => spec.format(v)), size: yWidth, space: 28, incrs: spec.whole ? WHOLE_STEPS : undefined, label: spec.unit }),
       ],
       series: [{}, ...spec.lines.map((line) => ({
         label: line.label, stroke: colour(line.colour), width: line.width ?? 1.75, dash: line.dash, points: { show: false }, spanGaps: false,
@@ -177,7 +178,7 @@ class Drawing {
 }
 
 // `groups` is a list of {label, colour, lines: [{name, dash, width}]}; the values of a group stand together in the legend.
-function Chart({ title, unit, note, groups, format = number, legendFormat, objectives = [], range, height = innerWidth >= WIDE ? 196 : 150, read, marks, span, clockTime, sync, watch, empty }) {
+function Chart({ title, unit, note, groups, whole, format = number, legendFormat, objectives = [], range, height = innerWidth >= WIDE ? 196 : 150, read, marks, span, clockTime, sync, watch, empty }) {
   const box = useRef(null), legend = useRef(null), drawing = useRef(null), latest = useRef({});
   latest.current = { read, marks, objectives, span };
   const lines = groups.flatMap((group) => group.lines.map((line) => ({ ...line, label: group.label, colour: line.colour ?? group.colour })));
@@ -185,7 +186,7 @@ function Chart({ title, unit, note, groups, format = number, legendFormat, objec
 
   useLayoutEffect(() => {
     const spec = {
-      lines, unit, format, legendFormat: legendFormat ?? format, range, height, clockTime, sync,
+      lines, unit, format, legendFormat: legendFormat ?? format, range, height, whole, clockTime, sync,
       objectives: () => latest.current.objectives, marks: () => latest.current.marks(), span: () => latest.current.span?.(),
     };
     const make = () => {

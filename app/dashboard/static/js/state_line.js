@@ -31,7 +31,7 @@ export function StateLine() {
     </div>
     <div class="state-more">
       ${policies.map(([stage, name]) => html`<span key=${stage}>${stage} policy <b>${name}</b></span>`)}
-      <span>plan <b>${plan ?? "none: scaling is off"}</b></span><span>ingresses <b>${count(line.ingresses)}</b></span>
+      <span>plan <b>${plan ?? "none: no autoscaler"}</b></span><span>ingresses <b>${count(line.ingresses)}</b></span>
       <span class="clock">data of <b>${clock(feed.at)}</b></span>
     </div>
     ${link.stale && html`<div class="stale-line" role="alert"><b>Stale:</b> these figures are ${seconds(Math.round(age_s()))} old, of ${clock(feed.at)}. ${link.reason ? `Reason: ${link.reason}. Connecting again…` : "The stream is open, and nothing comes."}</div>`}

@@ -225,8 +225,8 @@ function OneEngine({ may, onChanged }) {
       }}>${!engine && html`<option value=""></option>`}${ROLE_NAMES.map((role) => html`<option key=${role} value=${role}>${role}</option>`)}</select></label>
       <button type="button" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: duty === "warm" ? `Make ${id} warm` : `Activate ${id}`, confirm: duty === "warm" ? "Make warm" : "Activate",
         changes: [["duty", engine.duty, duty]], act: () => put(path, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
-      <button type="button" class="danger" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["state", stateOf(engine), "draining"]],
-        text: "It takes no new work. What runs there may end; what is left goes on at another engine.", act: () => post(`${path}/drain`) })}>Drain</button>
+      <button type="button" class="danger" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["duty", engine.duty, "warm"]],
+        text: "It takes no new work; what runs there may end. Activating it brings it back.", act: () => post(`${path}/drain`) })}>Drain</button>
     </div>
     ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
   <//>`;

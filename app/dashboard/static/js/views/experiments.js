@@ -3,18 +3,18 @@
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { get, post, remove } from "../api.js";
 import { RunChart, colourOf } from "../chart.js";
-import { BeforeAfter, Dialog, Editor, Empty, Message, Panel, Read, State, Table, Tabs, WATCH_ONLY, WatchOnly, useChange, useRead } from "../ui.js";
+import { Absent, BeforeAfter, Dialog, Editor, Empty, Message, Panel, Read, State, Table, Tabs, WATCH_ONLY, WatchOnly, useChange, useRead } from "../ui.js";
 import { NONE, bytes, count, dateClock, known, number, percent, rate, seconds, short, words } from "../format.js";
 
 const PARTS = [["new", "New"], ["runs", "Runs"], ["compare", "Compare"]];
 const MOST_COMPARED = 4;
 
-// The charts of a run: title, unit, format, and how the names of its samples begin.
+// The charts of a run: title, unit, format, how the names of its samples begin, and whether only whole numbers are marked.
 const CHARTS = [
   ["Time to first token, p95", "s", seconds, "ttft_p95_s/"], ["Time per output token, p95", "s", seconds, "tpot_p95_s/"],
   ["SLO attainment", "share of requests", (v) => percent(v, 0), "attainment/"], ["Requests ended", "1/s", rate, "requests_per_s"],
-  ["Output tokens", "1/s", rate, "tokens_per_s"], ["Queue", "requests", count, "queued"], ["Pool", "requests", count, "pool"],
-  ["KV in use", "share of blocks", (v) => percent(v, 0), "kv_usage"], ["Active engines", "engines", count, "engines_active"],
+  ["Output tokens", "1/s", rate, "tokens_per_s"], ["Queue", "requests", count, "queued", true], ["Pool", "requests", count, "pool", true],
+  ["KV in use", "share of blocks", (v) => percent(v, 0), "kv_usage"], ["Active engines", "engines", count, "engines_active", true],
 ];
 
 const fits = (name, begin) => (begin.endsWith("/") ? name.startsWith(begin) : name === begin);
@@ -24,7 +24,7 @@ export function Experiments({ role, rest, go, experiments }) {
   const id = rest.split("/").slice(1).join("/");
   const read = useRead(() => get("/api/experiments"), "experiments", 3000);
   const may = role === "admin";
-  if (!experiments) return html`<${Empty}>Experiments are off here: the server has no folder to keep runs in. Set dashboard.experiments in the configuration.<//>`;
+  if (!experiments) return html`<${Absent} what="Experiments are off here." why="The server has no folder to keep runs in: set dashboard.experiments in the configuration." />`;
   return html`<div class="view-head"><${Tabs} tabs=${PARTS} at=${part} onChange=${(next) => go("experiments", next)} label="Experiments" />
       ${read.value?.running && html`<span class="note">running: <a href=${`#/experiments/runs/${encodeURIComponent(read.value.running.id)}`}>${read.value.running.name}</a>, ${percent(read.value.running.progress, 0)}</span>`}
     </div>
@@ -176,7 +176,7 @@ function OneRun({ id, may, go, again, onDelete }) {
 // The charts of one run (a line for each class) or of several (a line for each run, and a dash for each class).
 function RunCharts({ samples, actions }) {
   const several = samples.length > 1;
-  const charts = CHARTS.map(([title, unit, format, begin]) => {
+  const charts = CHARTS.map(([title, unit, format, begin, whole]) => {
     const runs = [];
     const suffixes = [...new Set(samples.flatMap((one) => Object.keys(one.samples ?? {}).filter((name) => fits(name, begin))))].sort();
     samples.forEach((one, n) => suffixes.forEach((name, m) => {
@@ -185,7 +185,7 @@ function RunCharts({ samples, actions }) {
       const label = several ? [one.label, suffix].filter(Boolean).join(", ") : suffix || title.toLowerCase();
       runs.push({ label, colour: colourOf(several ? n : m), dash: several && m > 0 ? [4, 3] : undefined, t: one.samples.t, values: one.samples[name] });
     }));
-    return runs.length > 0 && html`<${RunChart} key=${begin} title=${title} unit=${unit} format=${format} runs=${runs} actions=${actions} />`;
+    return runs.length > 0 && html`<${RunChart} key=${begin} title=${title} unit=${unit} format=${format} whole=${whole} runs=${runs} actions=${actions} />`;
   }).filter(Boolean);
   return charts.length ? html`<div class="charts">${charts}</div>` : html`<${Panel} title="Samples"><${Empty}>There are no samples yet.<//><//>`;
 }

@@ -48,12 +48,12 @@ export function Overview() {
           one("retries", "retries_per_s", "--s4", { dash: [1, 2] }), one("migrations", "migrations_per_s", "--s3", { dash: [6, 2, 1, 2] })]} />
         <${LiveChart} ...${common} title="Tokens" unit="1/s" format=${rate}
           groups=${[one("output", "tokens_per_s", "--s1"), one("prompt", "prompt_tokens_per_s", "--s3", { dash: DASH })]} />
-        <${LiveChart} ...${common} title="Waiting and running" unit="requests" format=${count} groups=${[
+        <${LiveChart} ...${common} title="Waiting and running" unit="requests" format=${count} whole=${true} groups=${[
           one("queue", "queued", "--s2"), one("pool", "pool", "--s4", { dash: DASH }), one("in flight", "in_flight", "--s1"),
           one("leases", "leases", "--s3", { dash: [1, 2] })]} />
         <${LiveChart} ...${common} title="KV in use" unit="share of blocks" format=${share} legendFormat=${percent} range=${() => [0, 1]}
           groups=${[one("mean", "kv_usage", "--s1"), one("fullest engine", "kv_usage_max", "--s2", { dash: DASH })]} />
-        <${LiveChart} ...${common} title="Engines" unit="engines" format=${count} groups=${[
+        <${LiveChart} ...${common} title="Engines" unit="engines" format=${count} whole=${true} groups=${[
           one("active", "engines_active", "--s1"), one("warm", "engines_warm", "--s3", { dash: DASH }),
           ...(feed.absent.scaling ? [] : [one("planned", "engines_planned", "--s2", { dash: [1, 2] })])]}
           note=${feed.absent.scaling ? "no plan: scaling is off" : undefined} />

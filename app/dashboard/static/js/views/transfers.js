@@ -46,12 +46,12 @@ export function Transfers() {
         { name: "level", title: "Level", number: true }, { name: "rate", title: "Now", number: true }, { name: "held", title: "Held now", number: true }]}
         rows=${levels.map((one) => ({ key: one.level, level: one.level, rate: live(bytesRate(one.bytes_per_s)), held: live(count(one.held)) }))} />`}
     <//>
-    <${Panel} title="Bandwidth by pair" wide=${true} note=${`${count(pairs.length)} pairs${fitting.length > MOST_PAIRS ? `, the ${MOST_PAIRS} busiest shown` : ""}`}
-      actions=${html`<label class="inline">Find <input type="search" value=${find} placeholder="engine" onInput=${(e) => setFind(e.target.value)} /></label>`}>
+    <${Panel} title="Bandwidth by pair" wide=${true} note=${`${count(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}${fitting.length > MOST_PAIRS ? `, the ${MOST_PAIRS} busiest shown` : ""}`}
+      actions=${html`<label class="inline">Find <input type="search" value=${find} placeholder="engine or node" onInput=${(e) => setFind(e.target.value)} /></label>`}>
       <${Table} label="Bandwidth by pair" columns=${PAIRS} empty=${pairs.length ? "No pair fits." : "No pair of engines has moved KV yet."} rows=${chosen.map((pair) => {
         const ratio = known(pair.learnt_bytes_per_s) && pair.configured_bytes_per_s ? pair.learnt_bytes_per_s / pair.configured_bytes_per_s : null;
         return {
-          key: `${pair.from} ${pair.to}`, from: pair.from, to: pair.to, tier: pair.tier ?? NONE, now: live(bytesRate(pair.bytes_per_s)), learnt: bytesRate(pair.learnt_bytes_per_s),
+          key: `${pair.from} ${pair.to}`, from: clipped(pair.from), to: clipped(pair.to), tier: pair.tier ?? NONE, now: live(bytesRate(pair.bytes_per_s)), learnt: bytesRate(pair.learnt_bytes_per_s),
           configured: known(pair.configured_bytes_per_s) ? bytesRate(pair.configured_bytes_per_s) : html`<span class="note">not configured</span>`,
           ratio: html`<${Bar} share=${ratio} text=${percent(ratio, 0)} kind=${ratio !== null && ratio < 0.5 && "low"} label="learnt of configured bandwidth" />`, transfers: count(pair.transfers),
         };
@@ -59,12 +59,13 @@ export function Transfers() {
     <//>
     <${Panel} title="Slowest transfers" wide=${true}>
       <${Table} label="Slowest transfers" columns=${SLOWEST} empty="Nothing has been moved yet." rows=${slowest.map((one) => ({
-        key: `${one.id} ${one.at} ${one.to}`, id: html`<a href=${`#/requests/${encodeURIComponent(one.id)}`} class="mono">${one.id}</a>`, at: clock(one.at), from: one.from, to: one.to,
+        key: `${one.id} ${one.at} ${one.to}`, id: html`<a href=${`#/requests/${encodeURIComponent(one.id)}`} class="mono">${one.id}</a>`, at: clock(one.at), from: clipped(one.from), to: clipped(one.to),
         bytes: bytes(one.bytes), seconds: seconds(one.seconds), held: seconds(one.held_s), level: one.level ?? NONE, tier: one.tier ?? NONE,
       }))} />
     <//>
   </div>`;
 }
 
+const clipped = (name) => html`<span class="clip" title=${name}>${name}</span>`;
 const live = (text) => html`<span class="live">${text}</span>`;
 export const Figure = ({ name, value, note }) => html`<div class="figure"><span class="name">${name}</span><span class="value live">${value}</span>${note && html`<span class="note">${note}</span>`}</div>`;
