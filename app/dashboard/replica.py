@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import garbage, no_memory
+from actors.options import from_options
 from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.admin_key import KeyFile, KeyFileError, keys_of_environment
@@ -20,8 +21,12 @@ from app.dashboard.config import Settings
 from app.dashboard.engines import Happened
 from app.dashboard.feed import Feed
 from app.dashboard.observer import Observer
+from app.dashboard.run_routes import routes
+from app.dashboard.runs import Runs
 from app.dashboard.server import DashboardApp, DashboardServer
+from app.dashboard.store import RunsConfig
 from app.dashboard.stream import Stream
+from app.dashboard.whatif import WhatIf
 from app.replicas import finder
 from app.user_folder import user_folder
 
@@ -67,8 +72,10 @@ class DashboardReplica:
 
         changes = Changes(observer.ask, audit, feed.engines.role_and_duty, changed)
         sessions = Sessions(keys, settings.session_s)
-        # further routes of the server go here: those of experiments and what-if
-        app = DashboardApp(settings, feed, stream, changes, sessions, more=())
+        self._runs, self._whatif = experiments_of(config, settings, ingress_port, ingress_keys)
+        self._runs.start_up()
+        more = routes(self._runs, self._whatif)
+        app = DashboardApp(settings, feed, stream, changes, sessions, more)
         self._server = DashboardServer(app, settings, stream)
         await observer.start(listen_addresses(wire, "dashboard"))
         await self._server.start()
@@ -80,10 +87,31 @@ class DashboardReplica:
         self._observer.check()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_whatif"):
+            await self._runs.close()
+            await self._whatif.close()
         if hasattr(self, "_server"):
             await self._server.stop()
         if hasattr(self, "_observer"):
             await self._observer.stop()
+
+
+def experiments_of(
+    config: DashboardConfig, settings: Settings, ingress_port: int, ingress_keys: tuple[str, ...]
+) -> tuple[Runs, WhatIf]:
+    """Returns the experiments and what-if questions about the application. Raises ConfigError for impossible bounds.
+
+    They administer with a key of the ingress, which the dashboard takes, too. Where none is configured, the commands
+    read the file of the ingress on this machine.
+    """
+    folder = {} if config.folder is None else {"folder": f"{config.folder}/runs"}
+    bounds: RunsConfig = from_options(RunsConfig, {**folder, **config.experiments}, "dashboard.experiments")
+    scheme = "https" if settings.secure else "http"
+    host = "127.0.0.1" if settings.host in ("", "0.0.0.0", "::") else settings.host
+    own = f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    url = bounds.url or f"{scheme}://127.0.0.1:{ingress_port}"
+    key = next(iter((*ingress_keys, *keys_of_environment())), None)
+    return Runs(bounds, url, own, key), WhatIf(bounds, url, key)
 
 
 def folder_of(config: DashboardConfig) -> Path:
