@@ -49,12 +49,14 @@ class RunError(Exception):
 @dataclass(frozen=True, slots=True)
 class RunsConfig:
     """Bounds on experiments. `folder` holds the runs (None: `default_folder()`), which may take `disk_bytes` together.
+    They are sent to `url`, the public port of an ingress (None: that of this machine).
 
     No phase sends more than `rate_per_s` requests a second, and a whole run lasts `duration_s` at most. Only with
     `may_kill` may an experiment kill engines; it kills processes of this machine and of this user.
     """
 
     folder: str | None = None
+    url: str | None = None
     rate_per_s: Annotated[float, Number(above=0)] = 200.0
     duration_s: Annotated[float, Number(above=0)] = 900.0
     disk_bytes: Annotated[int, Whole(1 << 20)] = 512 << 20

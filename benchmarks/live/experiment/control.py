@@ -67,9 +67,10 @@ class Control:
             )
         for action in plan.actions:
             if action.kind in ("role", "drain", "activate", "kill"):
-                engine = self._engine(_target(action), action.kind, status)
+                # what an engine can do then depends on the actions before
+                named = _named(_target(action), status)
                 if action.kind == "kill":
-                    _process(engine)
+                    _process(named[0])
         return status
 
     def _detail(self) -> str:
@@ -177,10 +178,7 @@ class Control:
 
     def _engine(self, name: str, kind: str, status: Status) -> EngineStatus:
         """Returns the engine of this id, or the first of this group to which the action can do something."""
-        engines = [e for e in status.engines if e.id == name or (e.id or "").rpartition("-")[0] == name]
-        if not engines:
-            groups = sorted({(e.id or "").rpartition("-")[0] for e in status.engines})
-            raise ControlError(f"there is no engine and no group {name!r}; there are {', '.join(groups)}")
+        engines = _named(name, status)
         duty = "warm" if kind == "activate" else "active"
         fitting = [e for e in engines if e.state in (None, "ready") and (e.duty or "active") == duty]
         if not fitting:
@@ -292,6 +290,15 @@ def _policy_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
 def _counts_before(scaling: Scaling) -> dict[str, Any]:
     wanted = {group.name: group.wanted for group in scaling.groups if group.wanted is not None}
     return {"mode": scaling.mode, **({"counts": wanted} if scaling.mode == "manual" else {})}
+
+
+def _named(name: str, status: Status) -> list[EngineStatus]:
+    """Returns the engine of this id, or those of this group. Raises ControlError if there is none."""
+    engines = [e for e in status.engines if e.id == name or (e.id or "").rpartition("-")[0] == name]
+    if not engines:
+        groups = sorted({(e.id or "").rpartition("-")[0] for e in status.engines})
+        raise ControlError(f"there is no engine and no group {name!r}; there are {', '.join(groups)}")
+    return engines
 
 
 def _target(action: Action) -> str:

@@ -29,6 +29,9 @@ from sluice import SluiceError
 PATIENCE_S = 120.0
 """Longest time for which a guardian tries. ASSUMPTION: a router that has died with the runner is back before."""
 AGAIN_S = 2.0
+NOT_YET = "what was changed could not be put back yet"
+"""The words with which a run ends that leaves this to its guardian."""
+DIED = "its process was killed; "
 
 
 def start(folder: Path, key: str | None) -> subprocess.Popen[bytes]:
@@ -93,11 +96,14 @@ def _locked(path: Path) -> Iterator[IO[str] | None]:
 
 
 def note_end(folder: Path, message: str) -> None:
-    """Writes into a run's file that its process has died, and what was done about it."""
+    """Writes into a run's file that its process has died, or has left something, and what was done about it."""
     try:
         found = json.loads((folder / RUN).read_text("utf-8"))
         if found.get("state") == "running" and not lives(found.get("pid"), found.get("pid_started")):
             write(folder / RUN, {**found, "state": "failed", "message": message, "phase": "ended"})
+        elif NOT_YET in str(found.get("message")):
+            before = str(found["message"]).partition(NOT_YET)[0]
+            write(folder / RUN, {**found, "message": f"{before}then {message.removeprefix(DIED)}"})
     except (OSError, ValueError):
         # a full disk, perhaps; the list says by itself that the process has died
         return
@@ -113,15 +119,13 @@ def main(argv: list[str]) -> int:
     while (folder / BEFORE).exists():
         try:
             done = put_back(folder)
-            note_end(
-                folder, "its process was killed; put back: " + ("; ".join(done) or "nothing had changed")
-            )
+            note_end(folder, DIED + "put back: " + ("; ".join(done) or "nothing had changed"))
         except (SluiceError, ControlError, ValueError, OSError) as error:
             if time.monotonic() > end_s:
                 note_end(folder, f"its process was killed, and nothing could be put back: {error}")
                 return 1
             time.sleep(AGAIN_S)
-    note_end(folder, "its process was killed; there was nothing to put back")
+    note_end(folder, f"{DIED}there was nothing to put back")
     return 0
 
 

@@ -127,7 +127,7 @@ class Runner:
                 self._note(f"put back: {what}")
         except (SluiceError, ControlError, ValueError, OSError) as error:
             failure = (
-                f"what was changed could not be put back yet: {error}; the guardian goes on trying, and"
+                f"{guardian.NOT_YET}: {error}; the guardian goes on trying, and"
                 " `sluice experiment restore` does it at any time"
             )
             return "failed", f"{message}; {failure}" if message else failure
