@@ -84,10 +84,11 @@ class DashboardReplica:
         self._runs: Runs | None = None
         self._whatif: WhatIf | None = None
         more: list[Route] = []
-        if ingress.port:
+        url = runs.url or (ingress.url if ingress.port else None)
+        if url is not None:
             key = key_for_runs(ingress.port, ingress_keys, wire.secret())
-            self._runs = Runs(runs, ingress.url, settings.url, key)
-            self._whatif = WhatIf(runs, ingress.url, key)
+            self._runs = Runs(runs, url, settings.url, key)
+            self._whatif = WhatIf(runs, url, key)
             self._runs.start_up()
             more = routes(self._runs, self._whatif)
         app = DashboardApp(settings, feed, stream, changes, sessions, more)
