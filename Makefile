@@ -9,10 +9,11 @@ PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
 PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py tests/live/test_vllm_failures.py
 SLOW = live or vllm or chaos or browser
+LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,8 +43,14 @@ test-live: setup ## the tests that start Ray and engines (two vLLM engines at a 
 test-live-pair: setup
 	$(PYTEST) -m "$(SLOW)" $(PAIR)
 
-test-live-app: setup
-	$(PYTEST) -m "($(SLOW)) and not hosts" $(PAIR:%=--ignore=%)
+test-live-app: setup ## those of whole applications on vLLM, one at a time, then those on sim engines (LIVE_APPS at a time)
+	@$(MAKE) --no-print-directory --keep-going -j1 test-live-vllm test-live-sim
+
+test-live-vllm: setup
+	$(PYTEST) -m "vllm and not hosts" $(PAIR:%=--ignore=%)
+
+test-live-sim: setup
+	$(PYTEST) -m "($(SLOW)) and not (vllm or hosts)" -n $(LIVE_APPS) --dist loadfile $(PAIR:%=--ignore=%)
 
 test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
 	$(PYTEST) -s -m hosts tests/hosts

@@ -175,8 +175,7 @@ class EngineGroupConfig(EngineConfig):
     @property
     def prewarms(self) -> bool:
         """Whether processes can be pre-warmed for these engines: those of one core process that imports early."""
-        options = self.options
-        able = options.get("overlap_imports", True) and options.get("data_parallel_size", 1) == 1
+        able = self.options.get("data_parallel_size", 1) == 1
         return ENGINES[self.kind].prewarm is not None and able
 
     @property

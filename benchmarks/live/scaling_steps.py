@@ -444,7 +444,7 @@ def write_profiles(runs: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]
 
 START_WAYS: tuple[tuple[dict[str, Any], int, tuple[str, ...]], ...] = (
     (PLAIN, 0, ("cold", "page cache")),
-    ({}, 0, ("overlapped", "read ahead")),
+    ({"overlap_imports": True}, 0, ("overlapped", "read ahead")),
     ({}, 1, ("pre-warmed",)),
 )
 """Options of the engines, the number of pre-warmed processes, and the ways that engines are started with them."""

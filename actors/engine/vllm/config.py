@@ -108,7 +108,7 @@ class VllmEngineConfig:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
-    overlap_imports: bool = True
+    overlap_imports: bool = False
     preload_weights: bool = True
     warm_up: bool = True
     kv_events: bool = True

@@ -124,7 +124,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     set_environment(config, device, port)
     if config.preload_weights:
         read_ahead(Path(config.model))
-    early = early_core(config, device)
+    early = early_core(config, device) if config.overlap_imports or _prepared is not None else None
     try:
         llm = _launched(config, device, ledger, clock, early)
     finally:
@@ -158,7 +158,7 @@ def prepare(config: VllmEngineConfig) -> EarlyCore:
     set_environment(config, device, 0)
     _prepared = early_core(config, device)
     if _prepared is None:
-        raise ValueError("pre-warmed processes need overlap_imports, and engines of a single core process")
+        raise ValueError("pre-warmed processes need engines of a single core process")
     with without(plugin.UNNEEDED):
         for module in OWNER_MODULES:
             importlib.import_module(module)
@@ -177,11 +177,11 @@ def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None
 
 
 def early_core(config: VllmEngineConfig, device: Device) -> EarlyCore | None:
-    """Returns a process that imports for the core from now on, or has done so before. None if that is off or if there
-    are several cores. vLLM must spawn its core to take it, as it does on CPUs and inside Ray.
+    """Returns a process that imports for the core from now on, or has done so before. None if there are several
+    cores. vLLM must spawn its core to take it, as it does on CPUs and inside Ray.
     """
     global _prepared
-    if not (config.overlap_imports and config.data_parallel_size == 1):
+    if config.data_parallel_size != 1:
         return None
     own = os.environ | plugin.children_environment(forked_on(config, device))
     own |= platform_environment(device, own)

@@ -75,9 +75,8 @@ def test_what_imports_read_keeps_processes_apart(options: dict[str, Any]) -> Non
     assert len(deployments["Autoscaler"]._replica_config.init_args[2]) == 2
 
 
-@pytest.mark.parametrize("options", [{"overlap_imports": False}, {"data_parallel_size": 2}])
-def test_engines_whose_cores_cannot_start_early_have_ordinary_starts(options: dict[str, Any]) -> None:
-    deployments = made(**options)
+def test_engines_whose_cores_cannot_start_early_have_ordinary_starts() -> None:
+    deployments = made(data_parallel_size=2)
     assert share_of(deployments["DEngine"]) is None
     assert python_of(deployments["DEngine"]) is None
     assert share_of(deployments["PEngine"]) is not None
