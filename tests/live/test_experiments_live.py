@@ -324,7 +324,7 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     # the engines' own timing is 5 ms a step; a KV token has 30 layers x 2 x 3 heads x 64 x 2 bytes
     for group in groups.values():
         assert group["profile"]["decode_base_s"] + group["profile"]["decode_per_seq_s"] == pytest.approx(
-            0.005, rel=0.2
+            0.005, rel=0.4
         )
         assert group["profile"]["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert base["policies"]["decode"]["name"] == decode_policy(app)
@@ -364,6 +364,6 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     whole = json.loads(answer.read_text())
     assert whole["trust"]["text"] in done.stdout
     means = whole["means"]
-    assert means["base"]["tpot_mean_s"] == pytest.approx(0.005, rel=0.25)
+    assert means["base"]["tpot_mean_s"] == pytest.approx(0.005, rel=0.4)
     # 40 tokens of 23 kB over 1 MB/s take most of a second
     assert means["slow network"]["ttft_mean_s"] > means["base"]["ttft_mean_s"] + 0.5
