@@ -3,7 +3,9 @@ both up, and answers every query of rules and boards.
 """
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 
 from tests.deploy.test_prometheus import ALERTS, RECORDED
 from tests.live.prometheus import has_prometheus, prometheus
-from tests.live.serving import PATIENCE_S, App, config_file, serving, still_running
+from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving, still_running
 from tests.scripts.test_grafana_boards import NAMES, queries
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -51,7 +53,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     folder = tmp_path_factory.mktemp("two")
     network = folder / "network.yaml"
     network.write_text("tiers: {0: {bandwidth_bytes_per_s: 1.0e+9}, 3: {bandwidth_bytes_per_s: 1.0e+8}}\n")
-    with serving(config_file(folder, "sim.yaml", two_ingresses(network))) as running:
+    lines = {"SLUICE_LOG_FORMAT": "json", "SLUICE_ACCESS_LOG": "1"}
+    with serving(config_file(folder, "sim.yaml", two_ingresses(network)), environment=lines) as running:
         yield running
 
 
@@ -126,6 +129,35 @@ async def test_only_the_connections_of_a_killed_replica_are_lost(app: App) -> No
     # the successor takes connections when it can serve them, so none of these meets a replica that cannot
     assert [await ask(app) for _ in range(20)] == [200] * 20
     app.wait_idle()
+
+
+def log_lines(app: App, deployment: str) -> list[dict[str, Any]]:
+    """The lines in the log files of a deployment's replicas, which are JSON from Sluice's first one on."""
+    folders = {found[1] for p in app.processes() if (found := re.search(r"--log_dir=(\S+)", command_line(p)))}
+    files = [
+        file for folder in folders for file in Path(folder, "serve").glob(f"replica_*_{deployment}_*.log")
+    ]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+async def test_log_files_have_a_json_line_for_each_request_and_levels_change_everywhere(app: App) -> None:
+    body = {"prompt": "unmistakable words", "max_tokens": 2}
+    async with httpx.AsyncClient(timeout=PATIENCE_S, verify=False) as http:
+        headers = {"x-request-id": "one-of-its-own"}
+        answer = await http.post(f"{app.url}/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200
+    changed = app.http.put(f"{app.url}/sluice/admin/logs", json={"level": "DEBUG", "logger": "actors.wire"})
+    # two ingresses, three engines and the autoscaler
+    assert (changed.status_code, changed.json()["told"]) == (200, 6)
+    app.http.put(f"{app.url}/sluice/admin/logs", json={"level": "INFO", "logger": "actors.wire"})
+    told = log_lines(app, "Ingress")
+    (line,) = [one for one in told if one.get("request_id") == "one-of-its-own"]
+    assert (line["component"], line["status"], line["output_tokens"]) == ("ingress", 200, 2)
+    assert "unmistakable" not in json.dumps(told)
+    engines = {one["engine"] for one in log_lines(app, "DecodeEngine") if one["component"] == "engine"}
+    assert len(engines) == 2
+    assert any(one["logger"] == "actors.router.admin" for one in log_lines(app, "Router"))
 
 
 async def load(app: App, seconds: float) -> Counter[tuple[int, str]]:
