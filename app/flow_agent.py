@@ -12,7 +12,6 @@ addresses are in the store, too. While it is away, after its process or its node
 With `flow.options.coordinator` none is started: the agents use the one at that address.
 """
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -28,14 +27,13 @@ from ray.experimental.internal_kv import (
     _internal_kv_list,
     _internal_kv_put,
 )
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.router.worker_thread import WorkerThread
 from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.config import FlowConfig, WireConfig
 from app.drain import socket_directory
-from app.wanted import ANSWER_S, NAMESPACE, UNWANTED_S, WANTED_S, Wanted, environment_of_actor
+from app.wanted import NAMESPACE, UNWANTED_S, Hold, Wanted
 
 log = logging.getLogger("ray.serve")
 
@@ -191,7 +189,7 @@ def _router_of(application: str) -> Callable[[], Any]:
     return find
 
 
-class CoordinatorKeeper:
+class CoordinatorKeeper(Hold):
     """An agent's hold on the coordinator of several nodes: as long as another agent is in the directory, it starts the
     coordinator and says that it is wanted.
     """
@@ -199,58 +197,23 @@ class CoordinatorKeeper:
     def __init__(
         self, application: str, flow: FlowShare, wire: WireConfig, directory: "RayDirectory"
     ) -> None:
-        self._name = coordinator_name(application, flow)
-        self._arguments = (self._name, application, flow, wire)
-        self._agents, self._directory = directory, RayDirectory(self._name)
-        self._thread = WorkerThread("flow coordinator")
+        name = coordinator_name(application, flow)
+        super().__init__(CoordinatorActor, name, (name, application, flow, wire))
+        self._agents, self._directory = directory, RayDirectory(name)
         self._several = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts to look for other agents, in the background."""
-        self._task = asyncio.create_task(self._keep(), name="flow coordinator")
-
-    def stop(self) -> None:
-        """Wants the coordinator no longer. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns where the coordinator listens; empty while one agent is alone."""
         return await self._directory.addresses(COORDINATOR) if self._several else ()
 
-    async def _keep(self) -> None:
-        while True:
-            try:
-                self._several = await self._agents.several()
-                if self._several:
-                    await self._thread.call(self._want)
-            except Exception as error:
-                # Ray's client raises errors of many kinds
-                log.warning("%s: it may be missing (%r); tried again", self._name, error)
-            await asyncio.sleep(WANTED_S)
-
-    def _want(self) -> None:
-        actor = (
-            ray.remote(CoordinatorActor)
-            .options(
-                name=self._name,
-                namespace=NAMESPACE,
-                get_if_exists=True,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=-1,
-                runtime_env=environment_of_actor(),
-            )
-            .remote(*self._arguments)
-        )
-        ray.get(actor.wanted.remote(), timeout=ANSWER_S)
+    async def _is_needed(self) -> bool:
+        self._several = await self._agents.several()
+        return self._several
 
 
-class AgentKeeper:
-    """An engine replica's hold on the agent of its node: it starts the agent, and says that it is wanted. Agents of
-    other nodes reach it at `tcp`, an address of this node to listen at, or not at all.
+class AgentKeeper(Hold):
+    """An engine replica's hold on the agent of its node; while it is missing, reads are posted without permits. Agents
+    of other nodes reach it at `tcp`, an address of this node to listen at, or not at all.
     """
 
     def __init__(
@@ -261,45 +224,6 @@ class AgentKeeper:
         wire: WireConfig,
         tcp: tuple[str, ...] = (),
     ) -> None:
-        self._name = agent_name(application, node_id, flow)
-        self.address = agent_address(self._name, wire)
-        self._arguments = (self._name, application, node_id, flow, wire, tcp)
-        self._node_id = node_id
-        self._thread = WorkerThread("flow agent")
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Starts to keep the agent alive, in the background: without it, reads are posted without permits."""
-        self._task = asyncio.create_task(self._keep(), name="flow agent")
-
-    def stop(self) -> None:
-        """Wants the agent no longer. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._thread.call(self._want)
-            except Exception as error:
-                # Ray's client raises errors of many kinds
-                log.warning("flow agent %s: it may be missing (%r); tried again", self._name, error)
-            await asyncio.sleep(WANTED_S)
-
-    def _want(self) -> None:
-        actor = (
-            ray.remote(AgentActor)
-            .options(
-                name=self._name,
-                namespace=NAMESPACE,
-                get_if_exists=True,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=-1,
-                runtime_env=environment_of_actor(),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node_id, soft=False),
-            )
-            .remote(*self._arguments)
-        )
-        ray.get(actor.wanted.remote(), timeout=ANSWER_S)
+        name = agent_name(application, node_id, flow)
+        super().__init__(AgentActor, name, (name, application, node_id, flow, wire, tcp), node_id)
+        self.address = agent_address(name, wire)

@@ -1,6 +1,9 @@
-"""A listening socket whose failure says which port it is and what to do."""
+"""Listening: a socket whose failure says which port it is and what to do, and what all servers tell uvicorn."""
 
 import socket
+from typing import Any
+
+import uvicorn
 
 
 def bound_socket(host: str, port: int, reuse_port: bool = False) -> socket.socket:
@@ -23,3 +26,32 @@ def bound_socket(host: str, port: int, reuse_port: bool = False) -> socket.socke
         ) from None
     sock.setblocking(False)
     return sock
+
+
+def uvicorn_config(app: Any, tls_cert: str | None, tls_key: str | None, **more: Any) -> uvicorn.Config:
+    """Returns the loaded configuration of a server that runs in a loop of ours, without logs, headers and lifespan of
+    uvicorn. `more` are further settings. Raises OSError or ssl.SSLError for TLS files that cannot be used.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        lifespan="off",
+        interface="asgi3",
+        ws="none",
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        **more,
+    )
+    config.load()
+    return config
+
+
+def uvicorn_server(config: uvicorn.Config) -> uvicorn.Server:
+    """Returns a server whose `startup` can be called without its `serve`, which would take over signals."""
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    return server

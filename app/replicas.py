@@ -223,7 +223,7 @@ class EngineReplica:
             hand_down_secret(wire)
             tcp = tuple(address for address in listen_addresses(wire, "flow") if address.startswith("tcp:"))
             self._agent = AgentKeeper(context.app_name, node_id, flow, wire, tcp)
-            await self._agent.start()
+            self._agent.start()
             defaults |= {"flow_agent": self._agent.address, "flow_node": node}
         if prewarmed is not None:
             self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.router.worker_thread import WorkerThread
 
 log = logging.getLogger("ray.serve")
 
@@ -62,3 +65,68 @@ class Wanted:
     async def _end(self) -> None:
         """Gives up what the actor holds."""
         raise NotImplementedError
+
+
+class Hold:
+    """A hold on an actor that others may want as well: it starts the actor where there is none of its `name`, and says
+    that it is wanted. `kind` is the actor's class.
+
+    With `node_id` the actor runs on that node, else wherever Ray has room. `variables` are in its environment.
+    """
+
+    def __init__(
+        self,
+        kind: type[Wanted],
+        name: str,
+        arguments: tuple[Any, ...],
+        node_id: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._kind, self._name, self._arguments = kind, name, arguments
+        self._node_id, self._variables = node_id, variables
+        self._thread = WorkerThread(f"hold on {kind.__name__}")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts to keep the actor alive, in the background."""
+        self._task = asyncio.create_task(self._keep(), name=f"hold on {self._name}")
+
+    def stop(self) -> None:
+        """Wants the actor no longer. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _is_needed(self) -> bool:
+        """Returns whether the actor is wanted now."""
+        return True
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                if await self._is_needed():
+                    await self._thread.call(self._want)
+            except Exception as error:
+                # Ray's client raises errors of many kinds
+                log.warning("%s: it may be missing (%r); tried again", self._name, error)
+            await asyncio.sleep(WANTED_S)
+
+    def _want(self) -> None:
+        place: dict[str, Any] = {}
+        if self._node_id is not None:
+            place["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        actor = (
+            ray.remote(self._kind)
+            .options(
+                name=self._name,
+                namespace=NAMESPACE,
+                get_if_exists=True,
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=-1,
+                runtime_env=environment_of_actor(self._variables),
+                **place,
+            )
+            .remote(*self._arguments)
+        )
+        ray.get(actor.wanted.remote(), timeout=ANSWER_S)

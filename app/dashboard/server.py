@@ -29,7 +29,7 @@ from app.dashboard.refusal import Refusal
 from app.dashboard.registry import exposition
 from app.dashboard.stream import MOST_READERS, Stream
 from app.fleet.status import quarantined_by_engine, shown_engine, shown_flow, shown_load, shown_sleep
-from app.listening import bound_socket
+from app.listening import bound_socket, uvicorn_config, uvicorn_server
 
 log = logging.getLogger("ray.serve.dashboard")
 
@@ -331,26 +331,16 @@ class DashboardServer:
     async def _listen(self) -> None:
         settings = self._settings
         sock = bound_socket(settings.host, settings.port)
-        config = uvicorn.Config(
-            self._app.asgi,
-            loop="none",
-            lifespan="off",
-            interface="asgi3",
-            ws="none",
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(STOP_S),
-        )
         try:
-            config.load()
-            server = uvicorn.Server(config)
-            server.lifespan = config.lifespan_class(config)
+            config = uvicorn_config(
+                self._app.asgi,
+                settings.tls_cert,
+                settings.tls_key,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(STOP_S),
+            )
+            server = uvicorn_server(config)
             await server.startup([sock])
         except BaseException:
             sock.close()

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import ray
 from pydantic_core import to_json
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.registry import ENGINES
@@ -28,7 +27,7 @@ from app.groups import EngineConfig, EngineGroupConfig
 from app.prewarmed import launcher
 from app.prewarmed.pool import Counts, Pool, start_process
 from app.prewarmed.process import Settings
-from app.wanted import ANSWER_S, NAMESPACE, UNWANTED_S, WANTED_S, Wanted, environment_of_actor
+from app.wanted import ANSWER_S, NAMESPACE, UNWANTED_S, WANTED_S, Hold, Wanted
 
 log = logging.getLogger("ray.serve")
 
@@ -126,52 +125,13 @@ class KeeperActor(Wanted):
         await self._thread.call(self._pool.close)
 
 
-class PrewarmedKeeper:
-    """An engine replica's hold on the keeper of its node."""
+class PrewarmedKeeper(Hold):
+    """An engine replica's hold on the keeper of its node; while that is missing, starts are ordinary ones."""
 
     def __init__(self, application: str, node_id: str, share: PrewarmedShare, wire: WireConfig) -> None:
         node = hashlib.sha256(node_id.encode()).hexdigest()[:8]
-        self._name = f"{prefix(application, share.key)}{node}"
-        self._arguments = (self._name, share, wire)
-        self._node_id = node_id
-        self._thread = WorkerThread("pre-warmed keeper")
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts to keep the keeper alive, in the background: without it, starts are ordinary ones."""
-        self._task = asyncio.create_task(self._keep(), name="pre-warmed keeper")
-
-    def stop(self) -> None:
-        """Wants the keeper no longer. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._thread.call(self._want)
-            except Exception as error:
-                # Ray's client raises errors of many kinds
-                log.warning("%s: it may be missing (%r); tried again", self._name, error)
-            await asyncio.sleep(WANTED_S)
-
-    def _want(self) -> None:
-        actor = (
-            ray.remote(KeeperActor)
-            .options(
-                name=self._name,
-                namespace=NAMESPACE,
-                get_if_exists=True,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=-1,
-                runtime_env=environment_of_actor(ENVIRONMENT),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node_id, soft=False),
-            )
-            .remote(*self._arguments)
-        )
-        ray.get(actor.wanted.remote(), timeout=ANSWER_S)
+        name = f"{prefix(application, share.key)}{node}"
+        super().__init__(KeeperActor, name, (name, share, wire), node_id, ENVIRONMENT)
 
 
 class PrewarmedCounts:

@@ -112,7 +112,7 @@ def test_a_stopped_agent_holds_no_request_up(app: App) -> None:
 KEEPER = """
 import asyncio, json, sys
 import ray
-import app.flow_agent as flow_agent
+from app import flow_agent
 from app.config import FlowConfig, WireConfig
 
 async def main():
@@ -120,7 +120,7 @@ async def main():
     node = ray.get_runtime_context().get_node_id()
     share = flow_agent.FlowShare(FlowConfig(enabled=True), (), unwanted_s=3.0)
     keeper = flow_agent.AgentKeeper("test", node, share, WireConfig(socket_dir=sys.argv[1]))
-    await keeper.start()
+    keeper.start()
     print(json.dumps(keeper.address), flush=True)
     found = flow_agent.RayDirectory(flow_agent.directory_name("test", share))
     while not await found.addresses(node):
@@ -167,7 +167,7 @@ COORDINATED = """
 import asyncio, json, os, signal, sys
 import ray
 from ray.cluster_utils import Cluster
-import app.flow_agent as flow_agent
+from app import flow_agent, wanted
 from app.config import FlowConfig, WireConfig
 
 share = flow_agent.FlowShare(FlowConfig(enabled=True), (), unwanted_s=6.0)
@@ -197,12 +197,12 @@ async def main():
         ray.init(address=cluster.address, log_to_driver=False)
         first, second = (keeper(node) for node in nodes)
         found = flow_agent.RayDirectory(flow_agent.directory_name("test", share))
-        await first.start()
+        first.start()
         while not await found.addresses(nodes[0].node_id):
             await asyncio.sleep(0.1)
-        await asyncio.sleep(2 * flow_agent.WANTED_S)
+        await asyncio.sleep(2 * wanted.WANTED_S)
         print(json.dumps({"alone": [await found.several(), len(coordinators())]}), flush=True)
-        await second.start()
+        second.start()
         pid = await coordinated()
         os.kill(pid, signal.SIGKILL)
         again = await coordinated()

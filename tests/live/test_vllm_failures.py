@@ -140,7 +140,7 @@ async def test_a_core_that_never_answers_fails_the_start(tmp_path: Path) -> None
     """The core hangs before it loads the model; the start fails, and no process is left."""
     options = config("h", "colocated", 0, start_limit_s=HANG_S)
     own = {key: options.pop(key) for key in ("engine_id", "role")}
-    path = f"{Path(__file__).with_name('hanging_core')}{os.pathsep}{ROOT}"
+    path = f"{Path(__file__).with_name('faulty_vllm')}{os.pathsep}{ROOT}"
     with (tmp_path / "h.log").open("wb") as log:
         host = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "actors.engine.host", "--kind", "vllm", "--id", own["engine_id"],
@@ -171,7 +171,7 @@ async def test_a_core_that_never_answers_fails_the_start(tmp_path: Path) -> None
 
 def environment(word: str) -> dict[str, str]:
     """KV over TCP, and a core in which no grammar that contains `word` compiles."""
-    path = f"{Path(__file__).with_name('broken_grammar')}{os.pathsep}{ROOT}"
+    path = f"{Path(__file__).with_name('faulty_vllm')}{os.pathsep}{ROOT}"
     return {"UCX_TLS": "tcp,self", "PYTHONPATH": path, "SLUICE_TEST_BROKEN_GRAMMAR": word}
 
 

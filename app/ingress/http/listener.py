@@ -21,7 +21,7 @@ from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
-from app.listening import bound_socket
+from app.listening import bound_socket, uvicorn_config, uvicorn_server
 
 log = logging.getLogger(__name__)
 
@@ -95,27 +95,17 @@ class Listener:
             refused=self._app.metrics.listener_refused,
         )
         self._app.transport = "fast" if config.fast else "plain"
-        settings = uvicorn.Config(
-            self._app,  # type: ignore[arg-type]
-            http=fast_protocol if config.fast else "auto",  # type: ignore[arg-type]  # uvicorn only calls it
-            loop="none",
-            lifespan="off",
-            interface="asgi3",
-            ws="none",
-            ssl_certfile=config.tls_cert,
-            ssl_keyfile=config.tls_key,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
+        settings = uvicorn_config(
+            self._app,
+            config.tls_cert,
+            config.tls_key,
+            http=fast_protocol if config.fast else "auto",
             backlog=config.backlog,
             timeout_keep_alive=int(config.keep_alive_s),
             # uvicorn's own protocol counts the new connection, too
             limit_concurrency=max_connections + 1,
         )
-        settings.load()
-        server = uvicorn.Server(settings)
-        server.lifespan = settings.lifespan_class(settings)
+        server = uvicorn_server(settings)
         await server.on_tick(0)
         await server.startup([sock])
         garbage.settle()
