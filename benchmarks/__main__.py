@@ -5,6 +5,7 @@ python -m benchmarks run netkv_load --quick
 python -m benchmarks run all --out benchmarks/results/experiments
 python -m benchmarks report --results benchmarks/results/experiments
 python -m benchmarks remake
+python -m benchmarks verify all --traces DIR
 python -m benchmarks document
 python -m benchmarks check
 python -m benchmarks traces
@@ -24,12 +25,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import report, results_io, runner
+from benchmarks import provenance, report, results_io, runner
 from benchmarks.checkout import ROOT, is_clean
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, ExperimentError, Results
 from benchmarks.results_io import Stored
 from benchmarks.runner import Options
+from benchmarks.verify import SHARE, verify
 from benchmarks.workloads.record import WorkloadError
 from predictors.protocol import PredictorError
 
@@ -123,6 +125,19 @@ def _arguments() -> argparse.ArgumentParser:
     )
     remake.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
     remake.set_defaults(command=_remake)
+
+    again = commands.add_parser(
+        "verify",
+        help="compute a sample of the committed runs again with the present code, and note whether they are equal",
+    )
+    again.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="names from `list`, or `all`")
+    again.add_argument(
+        "--share", type=float, default=SHARE, metavar="X", help="least part of all runs (default %(default)s)"
+    )
+    again.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    again.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
+    _traces(again)
+    again.set_defaults(command=_verify)
 
     commands.add_parser(
         "document", help="write docs/results.md and the predictors' page from the committed results"
@@ -326,6 +341,48 @@ def _remake(args: argparse.Namespace) -> int:
         )
         print(f"{path}: {len(rows)} rows, {len(files)} plots")
     return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Verifies the stored results of experiments whose code has changed, and notes the outcome in their files."""
+    names = list(registry.EXPERIMENTS) if args.experiments == ["all"] else args.experiments
+    if not 0.0 < args.share <= 1.0:
+        raise ExperimentError(f"--share {args.share:g}: give a part of all runs, above 0 and at most 1")
+    failed = False
+    for name, experiment in [(name, registry.load(name)) for name in names]:
+        path = args.results / registry.place(name)
+        if not path.exists():
+            print(f"{name}: has no results")
+            continue
+        stored = results_io.load(path)
+        code = runner.code_of(experiment)
+        if provenance.since(provenance.of_experiment(stored), code) == "same":
+            print(f"{name}: was made by the present code")
+            continue
+        if stored.verified is not None and stored.verified.origin.code == code:
+            print(f"{name}: {stored.verified.shown}, which is the present code")
+            continue
+        _require_verifiable(name, experiment, args.results)
+        verified, different = verify(name, experiment, stored.results, args.share, _jobs(args.jobs))
+        results_io.note_verified(path, verified)
+        print("\n  ".join([f"{name}: {verified.shown}", *different[:10]]), flush=True)
+        failed = failed or bool(different)
+    return 1 if failed else 0
+
+
+def _require_verifiable(name: str, experiment: Experiment, folder: Path) -> None:
+    """Raises ExperimentError where the outcome could not be traced, or where published traces are missing."""
+    from benchmarks.workloads.catalog import missing_traces, traces_of
+
+    paths = runner.code_paths(experiment)
+    missing = missing_traces(paths, traces_of(paths))
+    if missing:
+        raise ExperimentError(f"{name} needs {', '.join(missing)}: give --traces DIR")
+    if folder.resolve().is_relative_to(COMMITTED.resolve()) and not is_clean(paths):
+        raise ExperimentError(
+            f"{experiment.__name__} depends on files that differ from the commit: commit the code first, or copy"
+            " the results and give --results"
+        )
 
 
 def _document(args: argparse.Namespace) -> int:

@@ -320,8 +320,21 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
         and digest is not None
         and {origin.code for origin in origins} != {digest(ROOT)}
     ]
-    if changed:
-        checked.notes.append(f"runs of other code than the present one: {', '.join(sorted(changed))}")
+    verified = {
+        file: one.verified for file, one in stored.items() if file in changed and one.verified is not None
+    }
+    equal = sorted(file for file, one in verified.items() if not one.different)
+    if equal:
+        checked.notes.append(
+            "runs of other code than the present one, a sample of which was equal when later code computed it again:"
+            f" {', '.join(equal)}"
+        )
+    for file, one in sorted(verified.items()):
+        if one.different:
+            checked.notes.append(f"{file} is to be run again: {one.shown}")
+    rest = sorted(set(changed) - verified.keys())
+    if rest:
+        checked.notes.append(f"runs of other code than the present one: {', '.join(rest)}")
     if untraced:
         checked.notes.append(f"written before runs kept their origin: {', '.join(sorted(untraced))}")
     absent = sorted(file for file in provenance.MISSING if not (results / file).exists())
@@ -330,6 +343,7 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
     why = no_history(root)
     if why is None:
         _compare_with_commits(root, results, made, checked)
+        _compare_verified(root, stored, checked)
     else:
         checked.notes.append(
             f"NOTHING IS KNOWN OF THE CODE THAT MADE THE RESULTS: {why}, so no commit could be looked up"
@@ -375,6 +389,26 @@ def _compare_with_commits(
                     checked.problems += _left_out(file, paths, then)
                 else:
                     checked.problems += _without_traces(file, origins, then)
+
+
+def _compare_verified(root: Path, stored: dict[str, Stored], checked: Checked) -> None:
+    """Finds files whose runs were computed again with code that nobody can find again."""
+    of_commit: dict[str, list[tuple[str, Origin]]] = {}
+    for file, one in stored.items():
+        if one.verified is None:
+            continue
+        if one.verified.origin.clean:
+            of_commit.setdefault(one.verified.origin.commit, []).append((file, one.verified.origin))
+        else:
+            checked.problems.append(f"{file} was verified with code that was in no commit: verify it again")
+    for commit, found in sorted(of_commit.items()):
+        with code_at(commit, root) as then:
+            for file, origin in found:
+                experiment = registry.load(stored[file].results.experiment)
+                if then is None or code_of(experiment, then) != origin.code:
+                    checked.problems.append(
+                        f"{file} was verified with the commit {commit}, whose code is not found here: verify it again"
+                    )
 
 
 def _without_traces(file: str, origins: list[Origin], then: Path) -> Iterator[str]:

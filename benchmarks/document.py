@@ -463,7 +463,7 @@ def _of_experiment(results: Path, path: Path) -> Section:
     origin = f"`{stored.command}`, {stored.date}, {_seeds(stored.results.seeds)}; {made_by}"
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
-    since = provenance.since(origins, present)
+    since = provenance.since(origins, present, stored.verified)
     fitted = registry.fitted(stored.results.experiment) or ""
     return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots, fitted=fitted)
 
@@ -564,6 +564,7 @@ compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, wit
 experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
-whether that code is the *same* today or has *changed*, in which case the figures are of the named commit. *overload*:
-programs that ran or waited on the cores of the machine in the minute before a live measurement, where they were more
-than the cores. Times and rates of such a file are those of a machine that other programs used too."""
+whether that code is the *same* today or has *changed*, in which case the figures are of the named commit; behind it,
+how many runs of a drawn sample were equal when later code computed them again (`python -m benchmarks verify`).
+*overload*: programs that ran or waited on the cores of the machine in the minute before a live measurement, where they
+were more than the cores. Times and rates of such a file are those of a machine that other programs used too."""

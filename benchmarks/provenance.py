@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.checkout import DIGEST, Origin
-from benchmarks.results_io import Stored
+from benchmarks.results_io import Stored, Verified
 
 UNTRACED = frozenset(
     {
@@ -136,12 +136,17 @@ def codes(origins: Iterable[Origin]) -> str:
     return ", ".join(dict.fromkeys(origin.code for origin in origins))
 
 
-def since(origins: Iterable[Origin], present: str) -> str:
-    """Returns whether the runs' code is that with the digest `present`: same or changed, or unknown (`traced`)."""
+def since(origins: Iterable[Origin], present: str, verified: Verified | None = None) -> str:
+    """Returns whether the runs' code is that with the digest `present`: same or changed, or unknown (`traced`).
+
+    Behind these stands the outcome of the runs that were computed again, if any were (`benchmarks.verify`).
+    """
     made = list(origins)
     if not present or not traced(made):
-        return "unknown"
-    return "same" if {origin.code for origin in made} == {present} else "changed"
+        found = "unknown"
+    else:
+        found = "same" if {origin.code for origin in made} == {present} else "changed"
+    return found if verified is None or found == "same" else f"{found}; {verified.shown}"
 
 
 def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:

@@ -34,11 +34,30 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """The last time that a sample of a file's runs was computed again, with the code of `origin`: how many of all `of`
+    runs it had, and how many of them differed (`benchmarks.verify`).
+    """
+
+    origin: Origin
+    runs: int
+    different: int
+    of: int
+    date: str
+
+    @property
+    def shown(self) -> str:
+        """The outcome as text."""
+        outcome = f"{self.different} of {self.runs} differ" if self.different else f"all {self.runs} equal"
+        return f"{outcome} (of {self.of}) with {self.origin.commit}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """The content of a results file: the measures, their comparison with the paper, and their origin.
 
     `code` and `commit` are those of the comparison; the runs have their own (`Results.origins`). `plots` are the file
-    names of the plots.
+    names of the plots. `verified` is of runs that were computed again later, if any were.
     """
 
     results: Results
@@ -49,6 +68,7 @@ class Stored:
     command: str
     commit: str
     date: str
+    verified: Verified | None = None
 
     @staticmethod
     def now(
@@ -174,9 +194,17 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
         "rows": [row_as_json(row) for row in stored.rows],
         "variants": {name: _variant(results, name, also, origins) for name in results.variants},
     }
+    if stored.verified is not None:
+        whole["verified"] = asdict(stored.verified)
     path = folder / f"{results.experiment}.json"
     write_text(path, json_lines(whole, 2))
     return path
+
+
+def note_verified(path: Path, verified: Verified) -> None:
+    """Notes in a results file that a sample of its runs was computed again; all else stays as it is."""
+    whole = json.loads(path.read_text("utf-8"))
+    write_text(path, json_lines({**whole, "verified": asdict(verified)}, 2))
 
 
 def json_lines(value: Any, levels: int) -> str:
@@ -259,8 +287,10 @@ def load(path: Path) -> Stored:
             origins=_origins(whole),
             resolved={name: v["resolved"] for name, v in whole["variants"].items() if "resolved" in v},
         )
-        about = (whole[name] for name in ("code", "command", "commit", "date"))
-        return Stored(results, whole["summary"], rows, tuple(whole["plots"]), *about)
+        again = whole.get("verified")
+        verified = None if again is None else Verified(**{**again, "origin": Origin.of(again["origin"])})
+        about = {name: whole[name] for name in ("summary", "code", "command", "commit", "date")}
+        return Stored(results, rows=rows, plots=tuple(whole["plots"]), verified=verified, **about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(f"{path}: not a results file: {error!r}; run the experiment again") from error
 

@@ -34,6 +34,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs").mkdir()
     whole = json.loads((RESULTS / FILE).read_text())
     del whole["origins"]
+    whole.pop("verified", None)
     (tmp_path / "benchmarks/results" / FILE).write_text(json.dumps(whole | {"format": 2}))
     shutil.copy(RESULTS / PLOT, tmp_path / "benchmarks/results" / PLOT)
     monkeypatch.setattr(provenance, "UNTRACED", provenance.UNTRACED | {FILE})
@@ -308,6 +309,42 @@ def test_runs_that_name_a_commit_with_other_code_are_found(
     assert (check(root).problems, check(root).notes) == ([], [])
     change(root, made_by(HERE))
     assert check(root).problems == [f"{FILE} names commit abc, whose code is another one"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "note", "problem"),
+    [
+        ({}, "a sample of which was equal when later code computed it again: " + FILE, ""),
+        ({"different": 2}, f"{FILE} is to be run again: 2 of 9 differ (of 90) with def", ""),
+        ({"commit": "elsewhere"}, "", "verified with the commit elsewhere, whose code is not found here"),
+        ({"code": "v2:cc"}, "", "verified with the commit def, whose code is not found here"),
+        ({"clean": False}, "", "verified with code that was in no commit"),
+    ],
+)
+def test_the_outcome_of_runs_that_were_computed_again_is_shown_and_their_code_is_looked_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], note: str, problem: str
+) -> None:
+    @contextmanager
+    def at(commit: str, where: Path) -> Iterator[Path | None]:
+        yield ROOT if commit == "def" else None
+
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "_compare_with_commits", lambda *anything: None)
+    monkeypatch.setattr(check_module, "code_at", at)
+    origin = {**HERE, "commit": "def", "code": runner.code_of(registry.load("deepflow_heatmap"))}
+    origin |= {name: value for name, value in changes.items() if name in origin}
+    noted = {"origin": origin, "runs": 9, "different": changes.get("different", 0), "of": 90, "date": "d"}
+
+    def verify(whole: dict[str, object]) -> None:
+        made_by(HERE)(whole)
+        whole["verified"] = noted
+
+    change(root, verify)
+    checked = check(root)
+    assert [problem in one for one in checked.problems] == ([True] if problem else [])
+    assert any(note in one for one in checked.notes)
+    outcome = "2 of 9 differ" if "different" in changes else "all 9 equal"
+    assert f"| changed; {outcome} (of 90) with {origin['commit']} |" in (root / "docs/results.md").read_text()
 
 
 def test_runs_without_a_published_trace_that_their_code_names_are_found(
