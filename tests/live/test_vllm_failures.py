@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
 
 from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.watchdog import FIRST_STEPS
@@ -22,12 +23,13 @@ from actors.wire.messages import Decode, Failed, Out, Prefill, PrefillDone
 from app.models import resolve
 from tests.actors.engine.rig import Client
 from tests.live.serving import PATIENCE_S, ROOT, still_running
-from tests.live.test_vllm_engines import BLOCK, LEASE_S, START_S, fresh
+from tests.live.test_vllm_engines import BLOCK, LEASE_S, START_S, fresh, text
 from tests.live.vllm_app import DTYPE
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
+MODEL = "smollm2-135m-instruct"
 STALL_S = 6.0
 HANG_S = 40.0
 """Limit of a start that hangs. On an idle machine the core hangs by then; on a busy one it may still import."""
@@ -38,7 +40,7 @@ HOLD_READS_S = 3.0
 
 def config(name: str, role: str, core: int, **options: Any) -> dict[str, Any]:
     return {
-        "engine_id": name, "role": role, "model": str(resolve("smollm2-135m-instruct")), "served_name": "small",
+        "engine_id": name, "role": role, "model": str(resolve(MODEL)), "served_name": "small",
         "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536,
         "lease_s": LEASE_S, "cores": divide_cores(usable_cores(), 2)[core], **options,
     }  # fmt: skip
@@ -115,7 +117,8 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
             tries += 1
             assert tries < 200
             await asyncio.sleep(0.2)
-        assert await client.text(f"again-{tries}")
+        await client.text(f"again-{tries}")
+        assert sum(out.n_tokens for out in client.outs(f"again-{tries}")) == 4
 
         await run(["d"])
         core.suspend()
@@ -296,13 +299,19 @@ def test_a_grammar_that_fails_after_the_prefill_is_no_failure_of_the_transfer(le
     lent.p.until_idle(0)
 
 
-def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent) -> None:
-    params, tokens = object_with("count"), fresh(BLOCK + 20)
-    lent.p.send(Prefill("schema", tokens, params, PATIENCE_S))
-    done = lent.p.wait_for("schema", (Failed, PrefillDone))
+@pytest.mark.parametrize("inside", [False, True], ids=["behind a word", "inside a character"])
+def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent, inside: bool) -> None:
+    """The answer begins with its object, even where the prompt ends inside a character, and is the text of its ids."""
+    tokenizer = Tokenizer.from_file(str(resolve(MODEL) / "tokenizer.json"))
+    last = tokenizer.encode("\N{GRINNING FACE}" if inside else "JSON").ids[0]
+    params, tokens, name = object_with("count"), [*fresh(BLOCK + 20), last], f"schema-{inside}"
+    lent.p.send(Prefill(name, tokens, params, PATIENCE_S))
+    done = lent.p.wait_for(name, (Failed, PrefillDone))
     assert isinstance(done, PrefillDone), done
-    pieces = lent.d.decode("schema", tokens, params, done.handle)
-    assert "".join(piece.text for piece in pieces).lstrip().startswith("{")
+    pieces = lent.d.decode(name, tokens, params, done.handle)
+    ids = [token for piece in pieces for token in piece.token_ids or []]
+    assert tokenizer.decode(ids).lstrip().startswith("{")
+    assert text(pieces) == tokenizer.decode(ids)
     lent.p.until_idle(0)
     lent.d.until_idle(0)
 

@@ -1,17 +1,21 @@
-"""Prompts that end inside a character, which only prompts of token ids can do.
+"""Prompts whose text ends with U+FFFD: inside a character, as prompts of token ids can, or with that character itself.
 
-vLLM's detokenizer gives its stream the whole prompt as the text that came before. A stream forgets that text if it ends
-inside a character, and then puts out the prompt in front of the first output (seen with tokenizers 0.23). The tokens of
-an unfinished character are therefore given to the stream one by one, as if they were output: it holds them back until
-the character is whole.
+vLLM's detokenizer gives its stream the whole prompt as the text that came before. A stream takes U+FFFD at the end for
+an unfinished character. It then forgets the prompt's text, and puts it out in front of the first output (seen with
+tokenizers 0.23). The prompt's last tokens are therefore given to the stream one by one, as if they were output: it
+holds their text back until the first output that ends with a whole character. If the output has completed the prompt's
+last character, that character belongs to the answer. All that the prompt's own text had already is left out, so that
+the answer is the text of prompt and output together, less the text of the prompt.
 """
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tokenizers.decoders import DecodeStream
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from vllm.v1.engine.output_processor import RequestState
 
 LONGEST_CHARACTER = 4
@@ -20,23 +24,51 @@ LONGEST_CHARACTER = 4
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
+class _BehindPrompt:
+    """Stream of a detokenizer that holds text of the prompt back. It takes that text off the first piece, and then
+    gives its place to the plain stream.
+    """
+
+    def __init__(self, detokenizer: FastIncrementalDetokenizer, stream: DecodeStream, held: str) -> None:
+        self._detokenizer = detokenizer
+        self._stream = stream
+        self._held = held
+
+    def step(self, tokenizer: "Tokenizer", token_id: int) -> str | None:
+        piece: str | None = self._stream.step(tokenizer, token_id)
+        if not piece:
+            return piece
+        self._detokenizer.stream = self._stream
+        of_prompt = takewhile(lambda pair: pair[0] == pair[1], zip(self._held, piece, strict=False))
+        return piece[len(list(of_prompt)) :]
+
+
 def mend(state: "RequestState") -> None:
     """Makes the text of a request, which has no output yet, begin behind its prompt wherever that ends."""
     detokenizer, prompt = state.detokenizer, state.prompt_token_ids
     if not isinstance(detokenizer, FastIncrementalDetokenizer) or not prompt:
         return
-    tokenizer = detokenizer.tokenizer
+    tokenizer, skip = detokenizer.tokenizer, detokenizer.skip_special_tokens
+
+    def text(token_ids: list[int]) -> str:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=skip))
+
+    size = LONGEST_CHARACTER
+    while not text(prompt[-size:]) and size < len(prompt):
+        # Special tokens that are left out of the text do not finish a character.
+        size *= 2
 
     def unfinished(token_ids: list[int]) -> bool:
-        tail = token_ids[-LONGEST_CHARACTER:]
-        return bool(tokenizer.decode(tail, skip_special_tokens=False).endswith(_UNFINISHED))
+        return text(token_ids[-size:]).endswith(_UNFINISHED)
 
     if not unfinished(prompt):
         return
-    heads = [prompt[:-n] for n in range(1, min(LONGEST_CHARACTER, len(prompt) + 1))]
-    # bytes that never become a character have no head; without any context the text cannot repeat the prompt
-    head = next((head for head in heads if not unfinished(head)), list[int]())
-    detokenizer.stream = DecodeStream(ids=head, skip_special_tokens=detokenizer.skip_special_tokens)
-    if head:
-        for token_id in prompt[len(head) :]:
-            detokenizer.stream.step(tokenizer, token_id)
+    splits = ((prompt[:-n], prompt[-n:]) for n in range(1, size + 1))
+    # Bytes that never become a character have no head. Without any context the text cannot repeat the prompt.
+    head, rest = next((split for split in splits if not unfinished(split[0])), (list[int](), prompt[-size:]))
+    stream = DecodeStream(ids=head, skip_special_tokens=skip)
+    for token_id in rest:
+        stream.step(tokenizer, token_id)
+    context = head[-size:]
+    held = text([*context, *rest])[len(text(context)) :]
+    detokenizer.stream = _BehindPrompt(detokenizer, stream, held)

@@ -157,26 +157,6 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("face", ["\N{GRINNING FACE}", "\u4f60"])
-async def test_a_prompt_that_ends_inside_a_character_is_not_repeated(model: SmallModel, face: str) -> None:
-    ids = model.tokens(face)
-    assert len(ids) > 1
-    before = model.tokens("What follows is ")
-    for cut in range(1, len(ids)):
-        pieces = await Rig(model).decode(
-            [*ids[cut:], *model.tokens(" and more")], FinishReason.LENGTH, {}, prompt=[*before, *ids[:cut]]
-        )
-        assert text(pieces) == f"{face} and more"
-
-
-async def test_a_prompt_that_ends_in_no_character_at_all_is_not_repeated(model: SmallModel) -> None:
-    half = model.tokens("\N{GRINNING FACE}")[:1]
-    for prompt in ([*model.tokens("Say: "), *(5 * half)], half):
-        pieces = await Rig(model).decode(model.tokens("well then"), FinishReason.LENGTH, {}, prompt=prompt)
-        assert text(pieces).endswith("well then")
-        assert "Say" not in text(pieces)
-
-
 @pytest.mark.parametrize("whole", TEXTS)
 @pytest.mark.parametrize("short_by", [0, 1, 100])
 async def test_a_text_is_the_same_wherever_it_is_cut(model: SmallModel, whole: str, short_by: int) -> None:
