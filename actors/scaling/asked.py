@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from actors.scaling.control import BadScale, Controller, Decision
+from actors.scaling.control import BadScale, Controller, Decision, FleetUnknown
 from actors.scaling.fleet import group_of
 from policies.journal.codec import CodecError, dumps, loads
 from policies.scaling.observation import Duty
@@ -35,6 +35,8 @@ def answer(controller: Controller, body: bytes, age_s: float | None) -> tuple[in
         return _answer(controller, body, age_s)
     except BadScale as error:
         return 400, _message(f"{error}; nothing was changed"), False
+    except FleetUnknown as error:
+        return 503, _message(f"{error}; nothing was changed: try again in a few seconds"), False
     except Exception as error:
         # a bug, of a policy perhaps
         log.exception("an administrator's question cannot be answered")

@@ -46,6 +46,10 @@ class BadScale(ValueError):
     """An administrator's order cannot be carried out; the message says what is allowed."""
 
 
+class FleetUnknown(RuntimeError):
+    """An order cannot be judged before the controller's first decision; the same order can be a moment later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manual:
     """Numbers of serving replicas by group that rule instead of the policy, and who set them."""
@@ -333,7 +337,7 @@ class Controller:
     def checked(self, counts: Mapping[str, Any]) -> Manual:
         """Returns these numbers of serving replicas, with the present ones for the groups that are not named.
 
-        Raises BadScale.
+        Raises BadScale, or FleetUnknown before the first decision.
         """
         for name, number in counts.items():
             group = self.groups.get(name)
@@ -347,7 +351,7 @@ class Controller:
                     f" engines.{name}.scaling{zero}"
                 )
         if self.fleet is None:
-            raise BadScale("the fleet is not known yet; try again in a second")
+            raise FleetUnknown("the autoscaler has just started and does not know the fleet yet")
         rest = self.manual.counts if self.manual is not None else {}
         whole_fleet = {
             name: counts[name] if name in counts else rest.get(name, self._now_serving(name, self.fleet))
@@ -374,7 +378,7 @@ class Controller:
         return f"{shown(counts)}{warm} are more than scaling.budget, {budget}, allows"
 
     def scale(self, counts: Mapping[str, Any]) -> None:
-        """Has these numbers of serving replicas rule from the next decision on. Raises BadScale."""
+        """Has these numbers of serving replicas rule from the next decision on. Raises what `checked` does."""
         self.manual = self.checked(counts)
         if self._set is not None and self.fleet is not None:
             # the order is the last word on these groups, whoever has set their numbers before

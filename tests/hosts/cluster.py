@@ -183,12 +183,22 @@ def small(args: dict[str, Any]) -> None:
     args["router"]["dispatch"]["lease_margin_s"] = 2.0
 
 
-HAS_FIREWALL = shutil.which("iptables") is not None
+def _why_no_firewall() -> str | None:
+    """Returns why hosts have no firewall here, in words, or None if they have one."""
+    if shutil.which("iptables") is None:
+        return "iptables is not installed"
+    probe = "iptables -A INPUT -p tcp -m multiport --dports 1,2 -j DROP"
+    done = subprocess.run(["unshare", "--net", *probe.split()], capture_output=True, text=True)
+    return f"iptables does not work here: {done.stderr.strip()}" if done.returncode else None
+
+
+NO_FIREWALL = _why_no_firewall()
+"""Why hosts have no firewall; None if they have one."""
 
 
 def firewall(host: Host, ports: Sequence[str]) -> None:
     """Has a host drop every attempt of another host to connect to a TCP port that is not among `ports`."""
-    if not HAS_FIREWALL:
+    if NO_FIREWALL is not None:
         return
     rules = ["-i lo -j ACCEPT", "-p tcp ! --syn -j ACCEPT"]
     rules += [f"-p tcp -m multiport --dports {','.join(ports)} -j ACCEPT", "-p tcp -j DROP"]

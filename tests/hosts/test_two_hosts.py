@@ -20,9 +20,9 @@ from tests.hosts.checks import check_streams, grow, needs_hosts, streams_on_both
 from tests.hosts.cluster import (
     ADMIN_KEY,
     FIRST_PORT,
-    HAS_FIREWALL,
     HEAD,
     LAST_PORT,
+    NO_FIREWALL,
     OPEN_PORTS,
     SECRET,
     WORKER,
@@ -74,7 +74,7 @@ def test_sockets_between_hosts_are_on_each_hosts_own_address(running: tuple[Clus
     assert wire_addresses(cluster.away) == [f"{WORKER}:{FIRST_PORT + n}" for n in range(2)]
 
 
-@pytest.mark.skipif(not HAS_FIREWALL, reason="iptables is not installed")
+@pytest.mark.skipif(NO_FIREWALL is not None, reason=str(NO_FIREWALL))
 def test_no_process_needs_another_port_than_the_documented_ones(running: tuple[Cluster, HostsApp]) -> None:
     cluster, app = running
     for n in range(4):

@@ -47,7 +47,10 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
                 asked += MORE
         app.wait(lambda _: list((folder / "models").glob("*")) != [], "a refit has saved its model")
         assert app.metric("sluice_router_predictor_refit_failures_total") == 0
-        assert app.metric("sluice_router_predictor_outcomes_total") >= FIRST
+        # the router reports its totals once a second
+        app.wait(
+            lambda _: app.metric("sluice_router_predictor_outcomes_total") >= FIRST, "outcomes are counted"
+        )
         app.wait_idle()
     outcomes = read_log(folder / "outcomes")
     assert len(outcomes.outcomes) == asked

@@ -39,6 +39,8 @@ def lending(args: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with serving(config_file(tmp_path_factory.mktemp("roles"), "sim.yaml", lending)) as running:
+        # an application is ready with fewer, and the load would be over before there is an engine to lend
+        running.wait(lambda status: len(status["engines"]) == 4, "one prefill and three decode engines")
         yield running
 
 

@@ -33,6 +33,16 @@ def test_the_answer_has_the_documented_shape_before_and_after_the_first_observat
         assert Typed.model_validate(told).mode == "auto"
 
 
+def test_numbers_for_a_fleet_that_was_not_seen_yet_are_no_fault_of_who_asks(world: World) -> None:
+    fresh = world.new_controller()
+    status, body, changed = answer(fresh, b'{"counts": {"decode": 3}}', None)
+    assert (status, changed, fresh.manual) == (503, False, None)
+    assert "nothing was changed: try again" in json.loads(body)["message"]
+    # numbers that no fleet could have are refused at once
+    assert answer(fresh, b'{"counts": {"decode": 9}}', None)[0] == 400
+    assert ask(world, counts={"decode": 3})[0] == 200
+
+
 def test_counts_rule_until_auto(world: World) -> None:
     status, told, changed = ask(world, counts={"decode": 3})
     assert (status, told["mode"], told["by"], changed) == (200, "manual", "an administrator", True)

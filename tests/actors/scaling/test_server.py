@@ -187,6 +187,22 @@ async def test_without_serve_or_a_router_nothing_is_done_and_then_it_goes_on(fle
     await scaler.stop()
 
 
+async def test_an_order_before_the_first_round_is_one_to_give_again(fleet: Cluster) -> None:
+    memory = Memory()
+    memory.away = True
+    scaler = await autoscaler(fleet, memory)
+    async with asyncio.timeout(10.0):
+        while (await ask(fleet))[0] == 404:
+            await asyncio.sleep(0.01)
+    status, told = await ask(fleet, counts={"d": 2})
+    assert (status, scaler.controller.manual) == (503, None)
+    assert "try again" in told["message"]
+    memory.away = False
+    await until(lambda: scaler.rounds > 0, "a round")
+    assert (await ask(fleet, counts={"d": 2}))[0] == 200
+    await scaler.stop()
+
+
 async def test_a_question_without_an_autoscaler_says_what_to_set(fleet: Cluster, tmp_path: Path) -> None:
     status, told = await ask(fleet)
     assert status == 404
