@@ -20,7 +20,7 @@ from actors.telemetry.facts import Answered, Kept
 from actors.telemetry.spans import write
 from actors.telemetry.traces import Traces
 from actors.wire import messages as wire
-from tests.actors.telemetry.collector import attributes, collector
+from benchmarks.live.collector import attributes, collector
 from tests.app.ingress.play import Play, finish, story
 from tests.app.ingress.rig import pair, rig, until
 
