@@ -76,7 +76,7 @@ class Setup:
     many_decode: int = 40
     many_connections: int = 8
     windows: int = 10
-    window_s: float = 10.0
+    window_s: float = 8.0
 
     @property
     def many(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.live.collector import attributes
 from policies.journal.codec import loads
 from policies.journal.replay import Record, read
+from policies.request.troubles import NOT_CONNECTED
 from policies.state import events as ev
 
 TASKS = ("prefill", "transfer", "decode")
@@ -90,7 +91,8 @@ def _seconds(span: Any) -> float:
 def tasks_in(journal: Path) -> dict[str, Counter[str]]:
     """Returns the tasks of each attempt by the router's journal in this folder.
 
-    A prefill and a transfer are decisions of the router. An attempt that ended with output was decoded.
+    A prefill and a transfer are decisions of the router, unless the ingress had no connection to the chosen engine:
+    then nothing was sent, and no task began. An attempt that ended with output was decoded.
     """
     found: dict[str, Counter[str]] = {}
     for record in read(_lines(journal)):
@@ -104,6 +106,9 @@ def tasks_in(journal: Path) -> dict[str, Counter[str]]:
         event = record.event
         if isinstance(event, ev.Closed) and event.output_tokens:
             found.setdefault(event.attempt_id, Counter())["decode"] += 1
+        if isinstance(event, ev.AttemptFailed) and event.code == NOT_CONNECTED:
+            unsent = "transfer" if found[event.attempt_id]["transfer"] else "prefill"
+            del found[event.attempt_id][unsent]
     return found
 
 

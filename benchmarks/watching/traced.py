@@ -2,6 +2,7 @@
 
     python -m benchmarks.watching.traced                                  1,000 requests (some two minutes)
     python -m benchmarks.watching.traced --requests 100 --kill-every-s 2  a short form
+    python -m benchmarks.watching.traced --bare                           without Ray (`benchmarks.chaos.bare`)
 
 An application of sim engines sends the traces of all requests to a collector that reads them by the protocol's own
 classes. Requests come at a constant rate. Every few seconds an engine that is ready is killed (SIGKILL), prefill and
@@ -22,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from benchmarks.live.load import body_of
 from benchmarks.live.machine import command, facts, save
 from benchmarks.live.measure import MeasureError, first_answer, prompts
 from benchmarks.live.openloop import Planned
-from benchmarks.live.servers import Server, running
+from benchmarks.live.servers import Command, Server, running
 from benchmarks.live.targets import SimTiming
 from benchmarks.watching.app import Watched, pids, tracing, wait
 from benchmarks.watching.cost import CODE, OUT
@@ -61,18 +62,25 @@ class Setup:
     prefill_base_s: float = 0.05
     decode_base_s: float = 0.02
     patience_s: float = 120.0
+    bare: bool = False
     seed: int = 0
 
 
-def application(setup: Setup, folder: Path, to: Collector) -> Watched:
-    """Returns the application, whose journal is in `folder`/journal."""
+def application(setup: Setup, folder: Path, to: Collector) -> Command:
+    """Returns the command that starts the application, whose journal is in `folder`/journal."""
     timing = SimTiming(prefill_base_s=setup.prefill_base_s, decode_base_s=setup.decode_base_s)
     # a request whose engines are killed several times is not given up
     ingress = {"replicas": 1, "options": {"max_retries": 20, "max_migrations": 20}}
     shortest = {"name": "join_shortest_queue"}
     router = {"prefill": shortest, "decode": shortest, "journal": {"folder": str(folder / "journal")}}
-    args = {"ingress": ingress, "router": router}
-    return Watched(folder, setup.prefill, setup.decode, timing, args, tracing(to.endpoint, 1.0))
+    args = {"ingress": ingress, "router": router, "wire": {"socket_dir": str(folder / "wire")}}
+    env = tracing(to.endpoint, 1.0)
+    made = Watched(folder, setup.prefill, setup.decode, timing, args, env).command(False)
+    if not setup.bare:
+        return made
+    (folder / "orders").mkdir()
+    argv = ["benchmarks.chaos.bare" if word == "app.serve" else word for word in made.argv]
+    return replace(made, argv=[*argv, "--orders", str(folder / "orders")], ports=(made.port,))
 
 
 @contextmanager
@@ -103,8 +111,7 @@ def measured(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     """Returns what was found, as the result keeps it. Raises MeasureError and ServerError."""
     with tempfile.TemporaryDirectory(prefix="sluice-traced-") as name, collector() as to:
         folder = Path(name)
-        app = application(setup, folder, to)
-        with running(app.command(False), say) as server:
+        with running(application(setup, folder, to), say) as server:
             usage, _ = first_answer(server, "sim", PROBE_TOKENS)
             say(f"the first answer has {usage['completion_tokens']} tokens")
             answers, killed = loaded(setup, server, say)
@@ -188,10 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--kill-every-s", type=float, default=Setup().kill_every_s, help="default: %(default)s"
     )
+    parser.add_argument("--bare", action="store_true", help="without Ray, which brings engines back at once")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts and the killed engines")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     args = parser.parse_args(argv)
-    setup = Setup(requests=args.requests, kill_every_s=args.kill_every_s, seed=args.seed)
+    setup = Setup(args.requests, kill_every_s=args.kill_every_s, bare=args.bare, seed=args.seed)
     machine, begun_s = facts("benchmarks.watching.traced", CODE), time.monotonic()
 
     def say(text: str) -> None:

@@ -98,12 +98,14 @@ def test_tasks_are_those_of_the_journal(tmp_path: Path) -> None:
             ('{"action":"RoutePrefill","attempt_id":"a-1"}',),
         ),
         (ev.Closed(2.0, "b-1", "finished"), ('{"action":"RouteDecode","attempt_id":"b-1"}',)),
-        (ev.Tick(3.0), ()),
+        (ev.Tick(3.0), ('{"action":"RoutePrefill","attempt_id":"d-1"}',)),
+        # the engine had been killed, so nothing was sent to it
+        (ev.AttemptFailed(4.0, "d-1", ("p",), "prefill", "not_connected"), ()),
     ]
     texts = [record_text(n, event, outcome) for n, (event, outcome) in enumerate(ended)]
     (tmp_path / "journal-0.jsonl").write_text(header_line(dispatcher, "1") + "\n" + "".join(texts))
     expected = tasks_in(tmp_path)
-    assert expected == {"a-1": Counter(prefill=1, decode=1), "b-1": Counter(transfer=1)}
+    assert expected == {"a-1": Counter(prefill=1, decode=1), "b-1": Counter(transfer=1), "d-1": Counter()}
     assert differences(expected, expected) == []
     assert differences(expected, {"a-1": Counter(prefill=1, decode=1), "c-1": Counter(decode=1)}) == [
         "b-1: tasks transfer 1, spans none",

@@ -30,7 +30,7 @@ def test_the_dashboard_comes_and_goes_on_a_running_application(tmp_path: Path) -
 
 
 def test_traces_while_engines_are_killed_are_those_of_the_tasks() -> None:
-    found = traced.measured(traced.Setup(requests=120, kill_every_s=2.0), silent)
+    found = traced.measured(traced.Setup(requests=120, kill_every_s=1.5, bare=True), silent)
     assert sum(found["killed"].values()) >= 1
     assert found["traced"] == 120
     assert found["going_on"] >= 1
