@@ -13,7 +13,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-mfs chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,11 @@ bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads b
 
 bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
+
+bench-watching: setup ## live: what a dashboard, open pages and traces cost; traces under kills; a page open for 30 minutes (Chromium) (an hour)
+	$(PY) -m benchmarks.watching.cost $(ARGS)
+	$(PY) -m benchmarks.watching.traced
+	$(PY) -m benchmarks.watching.opened
 
 bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with U = 4 (root, Linux, tc; 90 minutes; ARGS="--setup sim": all stages on sim engines)
 	$(PY) -m benchmarks.mfs $(ARGS)

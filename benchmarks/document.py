@@ -27,6 +27,7 @@ from benchmarks.results_io import load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
 from benchmarks.transfer import report as transfer_report
+from benchmarks.watching import cost_report, opened_report, traced_report
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
@@ -340,6 +341,24 @@ OTHERS: dict[str, Other] = {
         "What reliability, exact policies, flows and scaling cost a request: this code against that before all of them",
         "python -m benchmarks.live.versus --base ../base --only serve",
         _versus,
+    ),
+    "watching/cost.json": Other(
+        "What it costs to watch: a dashboard, three readers of it, and traces; sim engines",
+        "python -m benchmarks.watching.cost",
+        cost_report.rows,
+        drawn=True,
+    ),
+    "watching/traced.json": Other(
+        "Traces while engines are killed: spans against tasks, times against the whole; sim engines",
+        "python -m benchmarks.watching.traced",
+        traced_report.rows,
+        drawn=True,
+    ),
+    "watching/opened.json": Other(
+        "A page of the dashboard, open for half an hour: heap and main thread",
+        "python -m benchmarks.watching.opened",
+        opened_report.rows,
+        drawn=True,
     ),
     "dtype/dtype.json": Other(
         "What float32 costs against bfloat16 on a CPU",

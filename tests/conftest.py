@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.actors.telemetry.collector import Collector
+    from benchmarks.live.collector import Collector
     from tests.live.serving import App
 
 # Ray keeps to loopback and sends no usage statistics; both are read when ray is imported, so they are set first.
@@ -26,7 +26,7 @@ settings.load_profile("sluice")
 @pytest.fixture(scope="session")
 def vllm_traces() -> "Iterator[Collector]":
     """The collector of traces to which `vllm_app` sends its own."""
-    from tests.actors.telemetry.collector import collector
+    from benchmarks.live.collector import collector
 
     with collector() as to:
         yield to

@@ -143,16 +143,15 @@ def _attributes(answered: Answered) -> Attributes:
 
 
 def _waits(whole: Span, attempt: Attempt, scribe: Scribe) -> None:
+    """Adds the waits of an attempt, of which the last one may have lasted until its end."""
     times = attempt.times
-    if times.routed_s is not None:
-        waited: Attributes = {
-            "seconds": times.routed_s - times.submitted_s,
-            "attempt": attempt.attempt_id,
-        }
-        whole.add_event("queue", waited, scribe.wall_ns(times.routed_s))
-    if times.pooled_s is not None and times.decode_routed_s is not None:
-        waited = {"seconds": times.decode_routed_s - times.pooled_s, "attempt": attempt.attempt_id}
-        whole.add_event("pool", waited, scribe.wall_ns(times.decode_routed_s))
+    waits = [("queue", times.submitted_s, times.routed_s)]
+    if times.pooled_s is not None:
+        waits.append(("pool", times.pooled_s, times.decode_routed_s))
+    for name, since_s, routed_s in waits:
+        until_s = attempt.ended_s if routed_s is None else routed_s
+        waited: Attributes = {"seconds": until_s - since_s, "attempt": attempt.attempt_id}
+        whole.add_event(name, waited, scribe.wall_ns(until_s))
 
 
 def _write_part(scribe: Scribe, part: Part, attempt: Attempt, inside: Context) -> Span:

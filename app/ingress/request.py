@@ -144,7 +144,8 @@ class IngressRequest(Connected):
             self.attempt_id,
             self.spec.first_choice,
             self.times,
-            self._connections.now_s(),
+            # the next attempt begins at the moment at which this one ends, by which they are found together
+            self._connections.now_s() if self.goes_on_s is None else self.goes_on_s,
             outcome,
             self.prefill_engine,
             self.decode_engine,

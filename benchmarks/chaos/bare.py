@@ -38,8 +38,10 @@ from actors.flow.agent import FlowAgent
 from actors.flow.coordinator import Coordinator
 from actors.flow.directory import FixedDirectory
 from actors.options import from_options
+from actors.router.clock import clock_s
 from actors.router.journal import RouterJournal
 from actors.router.server import RouterServer
+from actors.telemetry.environment import decision_traces, traces_of_environment
 from actors.wire.channel import Identity
 from app.config import AppConfig, parse
 from app.groups import EngineGroupConfig
@@ -48,7 +50,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
-from app.ingress.replica import READY_WAIT_S
+from app.ingress.replica import READY_WAIT_S, count_in
 from app.ingress.tokenizer import WordCodec
 from app.serve import load
 from benchmarks.chaos.cuts import Cuts
@@ -128,7 +130,12 @@ class Application:
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}")
         journal = RouterJournal(router.journal_config(), dispatcher, "0") if router.journal else None
         server = RouterServer(
-            me, dispatcher, router.engine_grace_s, journal=journal, generation=self._generation
+            me,
+            dispatcher,
+            router.engine_grace_s,
+            journal=journal,
+            generation=self._generation,
+            traces=decision_traces(me.id, clock_s),
         )
         address = self._address("router")
         await server.start([address])
@@ -195,7 +202,8 @@ class Application:
         metrics = IngressMetrics("sim")
         config = from_options(IngressConfig, options, "ingress.options")
         connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics)
-        app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"})
+        traces = traces_of_environment(count_in(metrics), "sluice-ingress", replica_id)
+        app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"}, traces=traces)
         await connections.start()
         await connections.wait_ready(READY_WAIT_S)
         await Listener(app, ListenerConfig(host=group.host, port=group.port, reuse_port=True)).start()

@@ -106,6 +106,15 @@ def snapshot(root_pid: int) -> list[Usage]:
     return usages
 
 
+def usage_of(pid: int) -> Usage:
+    """Returns the usage of one process, with its role as its own command line says it. Raises psutil.NoSuchProcess if
+    it has ended.
+    """
+    process = psutil.Process(pid)
+    cpu, rss, role = process.cpu_times(), process.memory_info().rss, role_of([_cmdline(process)])
+    return Usage(pid, role, cpu.user + cpu.system, rss, _pss_bytes(pid))
+
+
 def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, float]:
     """Returns the CPU seconds between two snapshots by role, largest first."""
     then = {usage.pid: usage.cpu_s for usage in before}

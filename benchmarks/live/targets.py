@@ -70,8 +70,13 @@ def bare() -> Command:
 
 
 def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
-    """Returns the command of Sluice on `prefill` + `decode` sim engines. It decides as the other routers measured
-    beside it do, by the shortest queue.
+    """Returns the command of Sluice on `prefill` + `decode` sim engines."""
+    return sluice_app("Sluice, sim engines", folder / "sim.yaml", sim_args(timing, prefill, decode), 120.0)
+
+
+def sim_args(timing: SimTiming, prefill: int, decode: int) -> dict[str, Any]:
+    """Returns the application's arguments of Sluice on `prefill` + `decode` sim engines. It decides as the other
+    routers measured beside it do, by the shortest queue.
     """
     changed = {
         name: value for name, value in asdict(timing).items() if name != "kv_bytes_per_token"
@@ -82,12 +87,11 @@ def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
         {"name": "decode", "role": "decode", "kind": "sim", "replicas": decode, "options": options},
     ]
     shortest = {"name": "join_shortest_queue"}
-    args = {
+    return {
         "model": {"path": "sim", "name": "sim"},
         "engines": engines,
         "router": {"prefill": shortest, "decode": shortest},
     }
-    return sluice_app("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
 
 
 def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) -> Command:

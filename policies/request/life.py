@@ -118,14 +118,15 @@ class Life(Effects):
     generated `carried_tokens`. `arrived_s` is the arrival of the request, before its first attempt. `lease_until_s` is
     the end of a pooled request's lease. `on_budget` says whether the present attempt counts against the retry budget,
     which it does until its first output. An attempt for which the budget has no room, and a further retry, waits in
-    QUEUED for a moment, unknown to the router. While an attempt ends, `goes_on` says whether another one follows.
-    After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and answer.
+    QUEUED for a moment, unknown to the router. While an attempt ends, `goes_on_s` is the time at which another one
+    follows, or None. After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and
+    answer.
     """
 
     __slots__ = (
         "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "arrived_s",
         "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "former_lender", "goes_on", "kills", "kv_failures", "lease_until_s", "lender", "lent", "limits", "migrations",
+        "former_lender", "goes_on_s", "kills", "kv_failures", "lease_until_s", "lender", "lent", "limits", "migrations",
         "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route",
         "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
@@ -140,7 +141,8 @@ class Life(Effects):
         self.retries = self.migrations = 0
         self.kills, self.kv_failures = 0.0, 0
         self._killed_at: Task = "prefill"
-        self.on_budget = self.goes_on = False
+        self.on_budget = False
+        self.goes_on_s: float | None = None
         self._held_until_s = 0.0
         # time of the last token before a migration, until the first token after it
         self._interrupted_s: float | None = None
@@ -164,6 +166,11 @@ class Life(Effects):
     def colocated(self) -> bool:
         """Whether one engine both computes the prompt and decodes."""
         return self.prefill_engine is None and self.decode_engine is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another attempt follows the one that ends."""
+        return self.goes_on_s is not None
 
     @property
     def waits_since_s(self) -> float:
@@ -611,9 +618,9 @@ class Life(Effects):
         if not migrates and self.retries >= self.limits.max_retries:
             return False
         avoid, last_s = troubles.avoided(blame, self.prefill_engine), self.times.last_s
-        self.goes_on = True
+        self.goes_on_s = now_s
         self._end(outcome, gone, blame)
-        self.goes_on = False
+        self.goes_on_s = None
         self.attempts += 1
         self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
         self.kv_failures += code == troubles.KV_LOAD

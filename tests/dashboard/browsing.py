@@ -1,82 +1,8 @@
-"""A headless chromium for the tests of the dashboard's page: Debian's, driven by Playwright.
-
-Playwright's synchronous interface keeps an event loop in its thread, so modules that use it have no asynchronous test.
-"""
-
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+"""The mark of tests that draw the dashboard's page in a browser (`benchmarks.watching.chromium`)."""
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
-CHROMIUM = shutil.which("chromium")
+from benchmarks.watching.chromium import CHROMIUM
+
 WITHOUT = "there is no chromium here, so the dashboard's page is not drawn: `make setup-browser` installs it"
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
-
-VIEWS = ("overview", "engines", "transfers", "requests", "control", "experiments", "whatif")
-HEIGHTS = {1280: 800, 1920: 1080}
-
-
-@contextmanager
-def browser() -> Iterator[Browser]:
-    """Yields a browser that resolves no name, so that nothing outside this machine can be asked."""
-    with sync_playwright() as playwright:
-        arguments = [
-            "--no-sandbox",
-            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-            "--js-flags=--expose-gc",
-        ]
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        try:
-            yield opened
-        finally:
-            opened.close()
-
-
-@dataclass
-class Opened:
-    """One page with what went wrong in it: messages of the console, errors, and requests to other hosts."""
-
-    page: Page
-    context: BrowserContext
-    url: str
-    said: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    def go(self, view: str, rest: str = "") -> None:
-        """Opens a view and waits until it has drawn something."""
-        self.page.goto(f"{self.url}/#/{view}{f'/{rest}' if rest else ''}")
-        # not `wait_for_selector`, whose handle would keep the element alive for as long as the page is open
-        self.page.locator("#view .panel, #view .absent").first.wait_for(timeout=20_000)
-
-    def close(self) -> None:
-        self.context.close()
-
-
-def open_page(
-    browser: Browser, url: str, role: str | None = "admin", theme: str = "light", width: int = 1280
-) -> Opened:
-    """Opens a page of its own session, signed in with the key of `role` unless that is None."""
-    size = {"width": width, "height": HEIGHTS[width]}
-    context = browser.new_context(viewport=size, color_scheme="dark" if theme == "dark" else "light")  # type: ignore[arg-type]
-    page = context.new_page()
-    opened = Opened(page, context, url)
-
-    def console(message: ConsoleMessage) -> None:
-        # an expired session and a refused key are answered 4xx, which the console reports by itself
-        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
-            opened.said.append(message.text)
-
-    def asked(request: Request) -> None:
-        if not request.url.startswith((url, "data:", "blob:")):
-            opened.foreign.append(request.url)
-
-    page.on("console", console)
-    page.on("pageerror", lambda error: opened.said.append(str(error)))
-    page.on("request", asked)
-    if role is not None:
-        answer = context.request.post(f"{url}/api/login", data={"key": role})
-        assert answer.ok, answer.text()
-    return opened

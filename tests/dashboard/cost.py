@@ -15,7 +15,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, CDPSession, Page
 
-from tests.dashboard.browsing import browser, open_page
+from benchmarks.watching.chromium import browser, open_page
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
 

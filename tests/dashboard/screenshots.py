@@ -7,7 +7,7 @@ python -m tests.dashboard.screenshots FOLDER --url URL --key KEY     over a runn
 import argparse
 from pathlib import Path
 
-from tests.dashboard.browsing import VIEWS, Opened, browser, open_page
+from benchmarks.watching.chromium import VIEWS, Opened, browser, open_page
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
 

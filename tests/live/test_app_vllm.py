@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.actors.telemetry.collector import Collector, attributes
+from benchmarks.live.collector import Collector, attributes
 from tests.live.serving import PATIENCE_S, App
 from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 

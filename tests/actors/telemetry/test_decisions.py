@@ -6,9 +6,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from actors.telemetry import export
 from actors.telemetry.decisions import MOST_RANKED, DecisionTraces
 from actors.telemetry.facts import Place
+from benchmarks.live.collector import Collector, attributes, collector
 from policies.dispatch.dispatcher import Reject, RoutePrefill
 from policies.routing.base import Decision, Ranked, Reason
-from tests.actors.telemetry.collector import Collector, attributes, collector
 
 PLACE = Place(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 

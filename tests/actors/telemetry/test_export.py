@@ -12,9 +12,9 @@ from actors.telemetry import export
 from actors.telemetry.environment import is_wanted, traces_endpoint, traces_of_environment
 from actors.telemetry.facts import Answered, Attempt, Kept, Place
 from actors.telemetry.traces import Traces
+from benchmarks.live.collector import Collector, attributes, collector
 from policies.request.ended import Result
 from policies.request.life import Times
-from tests.actors.telemetry.collector import Collector, attributes, collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"

@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
 from actors.telemetry.start import VARIABLE, StartTrace
-from tests.actors.telemetry.collector import attributes, collector
+from benchmarks.live.collector import attributes, collector
 
 
 def test_steps_follow_one_another_and_phases_lie_in_them() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.browsing import VIEWS, Opened, browser, needs_chromium, open_page
+from benchmarks.watching.chromium import VIEWS, Opened, browser, open_page
+from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
 
@@ -136,7 +137,7 @@ def test_each_chart_has_units_on_both_axes(serve: Serve, opening: Opening) -> No
 
 def test_a_key_signs_in_and_a_wrong_one_is_refused_in_words(serve: Serve, opening: Opening) -> None:
     server = serve()
-    opened = opening(server, role=None)
+    opened = opening(server, key=None)
     page = opened.page
     page.goto(server.url)
     page.get_by_label("Key").fill("guess")
@@ -162,7 +163,7 @@ def test_a_session_that_has_ended_leads_to_the_login(serve: Serve, opening: Open
 
 def test_a_viewer_sees_all_and_changes_nothing(serve: Serve, opening: Opening) -> None:
     server = serve()
-    opened = opening(server, role="viewer")
+    opened = opening(server, key="viewer")
     page = opened.page
     for view, names in {
         "control": ("Review the change", "Plan only", "Set these numbers", "Drain", "Let the policy decide"),

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from benchmarks.watching.chromium import browser
 from policies.routing.registry import DECODE, PREFILL
 from sluice.cli.explain import _numbers, _valued
 from sluice.types import Choice, Policy, Ranked
-from tests.dashboard.browsing import browser, needs_chromium
+from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
 

@@ -188,7 +188,7 @@ class Play:
 
         made = IngressConnections(config, Identity("ingress", "i"), nowhere, self.metrics)
         self.connections = made
-        made.now_s = lambda: self.now_s
+        made.now_s = self._read_clock  # type: ignore[method-assign]
         made._router.send = self._tell  # type: ignore[method-assign, assignment]
         self.links = {
             name: PlayedLink(
@@ -207,6 +207,11 @@ class Play:
         self.exchange = CheckedExchange(requests, plan, self.reply, requests.new_id(None), self.now_s)
         requests.opened(self.exchange)
         self.exchange.begin(Prompts([PROMPT], [plan.max_tokens or 16], [("", "")]))
+
+    def _read_clock(self) -> float:
+        # as a real clock it shows a later time whenever it is read
+        self.now_s += 1e-8
+        return self.now_s
 
     def _tell(self, message: wire.Message) -> bool:
         self.told.append(message)

@@ -20,7 +20,7 @@ from actors.telemetry.facts import Answered, Kept
 from actors.telemetry.spans import write
 from actors.telemetry.traces import Traces
 from actors.wire import messages as wire
-from tests.actors.telemetry.collector import attributes, collector
+from benchmarks.live.collector import attributes, collector
 from tests.app.ingress.play import Play, finish, story
 from tests.app.ingress.rig import pair, rig, until
 
@@ -71,7 +71,9 @@ def check(answered: Answered, spans: list[ReadableSpan], play: Play) -> None:
     for span in spans[:-1]:
         assert span.parent is not None and span.parent.span_id == whole.context.span_id
         assert span.start_time is not None and span.end_time is not None
-        assert whole.start_time <= span.start_time <= span.end_time <= whole.end_time  # type: ignore[operator]
+        assert whole.start_time <= span.start_time <= span.end_time  # type: ignore[operator]
+        # the attempts of a client that left end after the whole, by the time that it takes to end them
+        assert span.end_time <= whole.end_time + 100_000  # type: ignore[operator]
     named: dict[str, list[ReadableSpan]] = {}
     for span in spans[:-1]:
         named.setdefault(span.name, []).append(span)

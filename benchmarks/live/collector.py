@@ -1,4 +1,4 @@
-"""A collector of traces for the tests: it takes OTLP over HTTP by the protocol's own classes."""
+"""A collector of traces for tests and benchmarks: it takes OTLP over HTTP by the protocol's own classes."""
 
 import threading
 from collections.abc import Iterator
@@ -68,5 +68,5 @@ def collector() -> Iterator[Collector]:
 
 
 def attributes(span: Any) -> dict[str, Any]:
-    """The attributes of a span of the protocol."""
+    """Returns the attributes of a span of the protocol."""
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}

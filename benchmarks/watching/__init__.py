@@ -1,0 +1,1 @@
+"""Measures what it costs to watch an application: its dashboard, open pages, and traces."""
