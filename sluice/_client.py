@@ -215,15 +215,21 @@ class Sluice:
         return parse(self._answer(scaling_call(self._settings)), Scaling)
 
     def scale(
-        self, counts: Mapping[str, int] | None = None, *, auto: bool = False, plan: bool = False
+        self,
+        counts: Mapping[str, int] | None = None,
+        *,
+        auto: bool = False,
+        plan: bool = False,
+        bounds: Mapping[str, Mapping[str, int]] | None = None,
     ) -> Scaling:
         """Has these numbers of replicas serve, by group, until `auto` gives them back to the policy.
 
-        Groups that are not named keep theirs. With `plan` nothing is changed, and the answer shows the plan that this
-        order would make (without an order: the policy's). Raises BadRequestError that says what is allowed, and
-        NotFoundError where the server has no autoscaler.
+        `bounds` has groups keep between `min` and `max` replicas from now on, `warm` to `warm_max` of which wait ready:
+        {"decode": {"max": 6, "warm": 1}}. Groups and bounds that are not named stay. With `plan` nothing is changed,
+        and the answer shows the plan that this order would make (without an order: the policy's). Raises
+        BadRequestError that says what is allowed, and NotFoundError where the server has no autoscaler.
         """
-        return parse(self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
+        return parse(self._answer(scale_call(self._settings, counts, auto, plan, bounds)), Scaling)
 
     def logs(self) -> Logs:
         """Returns the levels of the router's log lines, by logger."""

@@ -271,24 +271,43 @@ def scaling_call(settings: Settings) -> Call:
     return Call("GET", "/sluice/admin/scale", headers=_admin_headers(settings))
 
 
-def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool, plan: bool) -> Call:
-    """Returns the call that sets numbers of replicas or gives them back to the policy, or with `plan` shows what would
-    follow. Raises ValueError for both of them, or for none.
+def scale_call(
+    settings: Settings,
+    counts: Mapping[str, int] | None,
+    auto: bool,
+    plan: bool,
+    bounds: Mapping[str, Mapping[str, int]] | None = None,
+) -> Call:
+    """Returns the call that sets numbers of replicas, gives them back to the policy or sets bounds, or with `plan`
+    shows what would follow. Raises ValueError for more than one of them, or for none.
     """
-    if counts and auto:
-        raise ValueError("counts and auto exclude each other")
-    if not counts and not auto and not plan:
-        raise ValueError("nothing to change: give counts or auto=True, or plan=True to see the policy's plan")
+    body = scale_body(counts, auto, plan, bounds)
+    return Call("PUT", "/sluice/admin/scale", body=body, headers=_admin_headers(settings))
+
+
+def scale_body(
+    counts: Mapping[str, int] | None,
+    auto: bool,
+    plan: bool,
+    bounds: Mapping[str, Mapping[str, int]] | None,
+) -> bytes:
+    """Returns an order to the autoscaler as JSON. Raises ValueError as `scale_call` does."""
     body: dict[str, Any] = {}
     if counts:
         body["counts"] = dict(counts)
     if auto:
         body["mode"] = "auto"
+    if bounds:
+        body["bounds"] = {group: dict(own) for group, own in bounds.items()}
+    if len(body) > 1:
+        raise ValueError("counts, auto and bounds exclude each other")
+    if not body and not plan:
+        raise ValueError(
+            "nothing to change: give counts, bounds or auto=True, or plan=True to see the policy's plan"
+        )
     if plan:
         body["plan"] = True
-    return Call(
-        "PUT", "/sluice/admin/scale", body=json.dumps(body).encode(), headers=_admin_headers(settings)
-    )
+    return json.dumps(body).encode()
 
 
 def logs_call(settings: Settings) -> Call:

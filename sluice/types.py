@@ -410,9 +410,19 @@ class ScalingPlan(Result):
     replicas: dict[str, int] = Field(default_factory=dict)
 
 
+class ScalingBounds(Result):
+    """The bounds of an engine group: its replicas, and those of them that wait warm and may at most."""
+
+    min: int
+    max: int
+    warm: int = 0
+    warm_max: int = 0
+
+
 class ScaledGroup(Result):
     """An engine group: its bounds, `wanted` serving replicas where counts rule, the `replicas` that Ray Serve is to
-    have, and its engines by duty. `keeps_warm` more than serve are kept warm.
+    have, and its engines by duty. `keeps_warm` more than serve are kept warm, and `warm_max` may be. `configured` are
+    the bounds of the configuration, from which an administrator's may differ.
     """
 
     name: str
@@ -420,6 +430,8 @@ class ScaledGroup(Result):
     min: int
     max: int
     keeps_warm: int = 0
+    warm_max: int = 0
+    configured: ScalingBounds | None = None
     wanted: int | None = None
     replicas: int | None = None
     starting: int = 0
