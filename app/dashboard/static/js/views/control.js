@@ -229,7 +229,7 @@ function OneEngine({ may, onChanged }) {
   const [ask, setAsk] = useState(null);
   const ids = feed.groups().flatMap((group) => group.ids);
   const engine = feed.engines.get(id);
-  const path = `/api/engines/${encodeURIComponent(id)}`;
+  const at = encodeURIComponent(id);
   const duty = engine?.duty === "warm" ? "active" : "warm";
   const props = only(may, !engine);
   return html`<${Panel} title="One engine">
@@ -242,12 +242,12 @@ function OneEngine({ may, onChanged }) {
       <label class="inline">Role <select aria-label="Role" ...${props} value=${engine?.role ?? ""} onChange=${(e) => {
         const role = e.target.value;
         e.target.value = engine.role;
-        setAsk({ title: `Change the role of ${id}`, confirm: "Change", changes: [["role", engine.role, role]], text: "Its running work goes on; new work comes for the new role.", act: () => put(path, { role }) });
+        setAsk({ title: `Change the role of ${id}`, confirm: "Change", changes: [["role", engine.role, role]], text: "Its running work goes on; new work comes for the new role.", act: () => put(`/api/engines/${at}`, { role }) });
       }}>${!engine && html`<option value=""></option>`}${ROLE_NAMES.map((role) => html`<option key=${role} value=${role}>${role}</option>`)}</select></label>
       <button type="button" ...${props} onClick=${() => setAsk({ title: duty === "warm" ? `Make ${id} warm` : `Activate ${id}`, confirm: duty === "warm" ? "Make warm" : "Activate",
-        changes: [["duty", engine.duty, duty]], act: () => put(path, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
+        changes: [["duty", engine.duty, duty]], act: () => put(`/api/engines/${at}`, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
       <button type="button" class="danger" ...${props} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["duty", engine.duty, "warm"]],
-        text: "It takes no new work; what runs there may end. Activating it brings it back.", act: () => post(`${path}/drain`) })}>Drain</button>
+        text: "It takes no new work; what runs there may end. Activating it brings it back.", act: () => post(`/api/engines/${at}/drain`) })}>Drain</button>
     </div>
     ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
   <//>`;
