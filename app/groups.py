@@ -229,12 +229,16 @@ class AutoscalerConfig(Strict):
                 group.replicas,
                 group.scaling.warm,
                 group.drain_s,
+                group.warm_most,
             )
             for group in self.engines
         }
 
-    def policy(self) -> ScalingPolicy:
-        """Returns the policy, with the bounds of the groups. Raises ValueError that names the key."""
+    def policy(self, groups: Mapping[str, Group] | None = None) -> ScalingPolicy:
+        """Returns the policy, with the bounds of the groups: those of the configuration, or those given instead.
+        Raises ValueError that names the key.
+        """
+        groups = self.groups() if groups is None else groups
         params = dict(self.scaling.params)
         own = params.pop("limits", {})
         if not isinstance(own, Mapping) or set(own) - {"step"}:
@@ -248,19 +252,19 @@ class AutoscalerConfig(Strict):
             )
         bounds: dict[str, int] = {}
         for role in Role:
-            groups = [group for group in self.engines if group.role == role.value]
-            bounds[f"{role.value}_min"] = sum(group.scaling.min for group in groups)
-            bounds[f"{role.value}_max"] = sum(group.most for group in groups)
+            own_groups = [group for group in groups.values() if group.role is role]
+            bounds[f"{role.value}_min"] = sum(group.least for group in own_groups)
+            bounds[f"{role.value}_max"] = sum(group.most for group in own_groups)
         floor = {role.value: bounds[f"{role.value}_min"] for role in Role}
-        if any(not floor[group.role] for group in self.engines):
+        if any(not floor[group.role.value] for group in groups.values()):
             limits = {"idle_s": self.scaling.sleep_after_s, "wake_limit_s": self.scaling.wake_limit_s}
             params["sleep"] = {**limits, **floor}
-        bounds["warm_min"] = sum(group.scaling.warm for group in self.engines)
-        bounds["warm_max"] = sum(group.warm_most for group in self.engines)
-        most = sum(group.most for group in self.engines)
-        first = sum(group.replicas + group.scaling.warm for group in self.engines)
+        bounds["warm_min"] = sum(group.warm for group in groups.values())
+        bounds["warm_max"] = sum(group.warm_most for group in groups.values())
+        first = sum(group.deployed for group in groups.values())
+        most = sum(group.most for group in groups.values())
         budget = most if self.scaling.budget is None else self.scaling.budget
-        if budget < first:
+        if self.scaling.budget is not None and budget < first:
             raise ValueError(
                 f"scaling.budget is {budget}: the groups begin with {first} replicas, warm ones included"
             )

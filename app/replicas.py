@@ -342,7 +342,7 @@ class AutoscalerReplica:
         application = serve.get_replica_context().app_name
         logs.start("autoscaler")
         version = importlib.metadata.version("sluice-server")
-        groups, policy, journal = config.groups(), config.policy(), config.scaling.journal_config()
+        groups, journal = config.groups(), config.scaling.journal_config()
         self._counts = counts = ServeCounts(
             application,
             {name: deployment_of(name) for name in groups},
@@ -358,16 +358,18 @@ class AutoscalerReplica:
         self._autoscaler = Autoscaler(
             me,
             finder(router),
-            Controller(policy, groups, version, await store.load()),
+            Controller(config.policy, groups, version, await store.load()),
             counts,
             store,
-            None if journal.folder is None else ScalingJournal(journal, policy, version),
+            None if journal.folder is None else ScalingJournal(journal, version),
             lambda: self._prewarmed.gauges,
         )
         self._autoscaler.start()
         garbage.settle()
         no_memory.watch()
-        log.info("autoscaler of generation %d decides by %s", generation, policy.name)
+        log.info(
+            "autoscaler of generation %d decides by %s", generation, self._autoscaler.controller.policy.name
+        )
 
     async def check_health(self) -> None:
         """Answers Serve's health probe; an exception makes Serve replace the replica."""

@@ -9,7 +9,8 @@
                 print(chunk.text, end="", flush=True)
 
 `AsyncSluice` is the same with coroutines. The names below are the API; `sluice.types` has the types of the fields of
-results, and `sluice.cli` is the command. The package needs httpx and pydantic only.
+results, `sluice.admin` the client of a dashboard, and `sluice.cli` is the command. The package needs httpx and pydantic
+only.
 """
 
 from ._aclient import AsyncSluice

@@ -192,10 +192,15 @@ class AsyncSluice:
         return parse(await self._answer(scaling_call(self._settings)), Scaling)
 
     async def scale(
-        self, counts: Mapping[str, int] | None = None, *, auto: bool = False, plan: bool = False
+        self,
+        counts: Mapping[str, int] | None = None,
+        *,
+        auto: bool = False,
+        plan: bool = False,
+        bounds: Mapping[str, Mapping[str, int]] | None = None,
     ) -> Scaling:
-        """Has these numbers of replicas serve, or the policy decide; see `Sluice.scale`."""
-        return parse(await self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
+        """Has these numbers of replicas serve, the policy decide, or these bounds rule; see `Sluice.scale`."""
+        return parse(await self._answer(scale_call(self._settings, counts, auto, plan, bounds)), Scaling)
 
     async def logs(self) -> Logs:
         """Returns the levels of the router's log lines; see `Sluice.logs`."""

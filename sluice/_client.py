@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import httpx
 
 from ._core import (
-    LIMITS,
-    LOOPBACK,
-    Answer,
     Call,
     Deadline,
     Settings,
@@ -22,14 +16,11 @@ from ._core import (
     assign_call,
     chat_call,
     check_event_stream,
-    check_status,
     completion_call,
     explain_call,
-    failure,
     logs_call,
     parse,
     policy_call,
-    retry_delay_s,
     scale_call,
     scaling_call,
     set_logs_call,
@@ -39,7 +30,8 @@ from ._errors import SluiceError, UnavailableError
 from ._metrics import Metrics, parse_metrics
 from ._options import ChatOptions, CompletionOptions, MessageLike, Prompt
 from ._retry import RetryPolicy
-from ._stream import OpenResponse, Stream, Watchdog
+from ._stream import OpenResponse, Stream
+from ._transport import Transport
 from .types import (
     Assigned,
     ChatChunk,
@@ -61,7 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Sluice:
+class Sluice(Transport):
     """A client for one Sluice server. It may be shared between threads. Close it, or use it in a `with` block.
 
     Args:
@@ -90,18 +82,11 @@ class Sluice:
         admin_key: str | None = None,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._owns_http = http_client is None
         # A client of the caller's may send everything through a proxy, which would see the key.
-        self._settings = Settings.resolve(
-            base_url, api_key, model, timeouts, retry, admin_key, reads_key_file=self._owns_http
+        settings = Settings.resolve(
+            base_url, api_key, model, timeouts, retry, admin_key, reads_key_file=http_client is None
         )
-        self._http = http_client or httpx.Client(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
-        self._rng = random.Random()
-
-    @property
-    def base_url(self) -> str:
-        """The root URL of the server, without `/v1`."""
-        return self._settings.base_url
+        super().__init__(settings, http_client)
 
     @overload
     def chat(
@@ -215,15 +200,21 @@ class Sluice:
         return parse(self._answer(scaling_call(self._settings)), Scaling)
 
     def scale(
-        self, counts: Mapping[str, int] | None = None, *, auto: bool = False, plan: bool = False
+        self,
+        counts: Mapping[str, int] | None = None,
+        *,
+        auto: bool = False,
+        plan: bool = False,
+        bounds: Mapping[str, Mapping[str, int]] | None = None,
     ) -> Scaling:
         """Has these numbers of replicas serve, by group, until `auto` gives them back to the policy.
 
-        Groups that are not named keep theirs. With `plan` nothing is changed, and the answer shows the plan that this
-        order would make (without an order: the policy's). Raises BadRequestError that says what is allowed, and
-        NotFoundError where the server has no autoscaler.
+        `bounds` has groups keep between `min` and `max` replicas from now on, `warm` to `warm_max` of which wait ready:
+        {"decode": {"max": 6, "warm": 1}}. Groups and bounds that are not named stay. With `plan` nothing is changed,
+        and the answer shows the plan that this order would make (without an order: the policy's). Raises
+        BadRequestError that says what is allowed, and NotFoundError where the server has no autoscaler.
         """
-        return parse(self._answer(scale_call(self._settings, counts, auto, plan)), Scaling)
+        return parse(self._answer(scale_call(self._settings, counts, auto, plan, bounds)), Scaling)
 
     def logs(self) -> Logs:
         """Returns the levels of the router's log lines, by logger."""
@@ -268,31 +259,12 @@ class Sluice:
         ready, detail = self._probe("ready")
         return Health(live=live, ready=ready, detail=detail)
 
-    def close(self) -> None:
-        """Closes the connections, unless `http_client` was given. Streams that are still open break."""
-        if self._owns_http:
-            self._http.close()
-
-    def __enter__(self) -> Sluice:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _probe(self, which: Literal["live", "ready"]) -> tuple[bool, str | None]:
         try:
             self._answer(Call("GET", f"/health/{which}", retry=False))
         except UnavailableError as error:
             return False, error.message
         return True, None
-
-    def _answer(self, call: Call) -> Answer:
-        """Sends the call, with retries, and returns the whole answer."""
-        deadline = Deadline(call.total_s(self._settings))
-        opened = self._open(call, deadline)
-        return self._read(call, opened)
 
     def _event_stream(self, call: Call) -> OpenResponse:
         opened = self._open(call, Deadline(call.total_s(self._settings)))
@@ -302,40 +274,3 @@ class Sluice:
             opened.close()
             raise
         return opened
-
-    def _open(self, call: Call, deadline: Deadline) -> OpenResponse:
-        """Repeats attempts as the retry policy allows, until one is answered with 2xx. Its body is not read yet."""
-        attempt = 0
-        while True:
-            try:
-                return self._attempt(call, deadline)
-            except SluiceError as error:
-                delay_s = retry_delay_s(error, attempt, call, self._settings, deadline, self._rng)
-                if delay_s is None:
-                    raise
-            time.sleep(delay_s)
-            attempt += 1
-
-    def _attempt(self, call: Call, deadline: Deadline) -> OpenResponse:
-        timeout = deadline.httpx_timeout(self._settings.timeouts)
-        request = self._http.build_request(**call.request_args(self._settings), timeout=timeout)
-        try:
-            response = self._http.send(request, stream=True)
-        except httpx.RequestError as error:
-            raise failure(error, call, self._settings, deadline) from error
-        report = partial(failure, call=call, settings=self._settings, deadline=deadline)
-        opened = OpenResponse(response, deadline, Watchdog(response, deadline), report)
-        if not response.is_success:
-            check_status(self._read(call, opened))
-        return opened
-
-    def _read(self, call: Call, opened: OpenResponse) -> Answer:
-        try:
-            body = opened.response.read()
-        except httpx.RequestError as error:
-            raise opened.failure(error) from error
-        finally:
-            opened.close()
-        if opened.watchdog.fired:
-            raise opened.deadline.error()
-        return Answer(call, opened.response.status_code, opened.response.headers, body)

@@ -90,10 +90,10 @@ class Settings:
         key that cannot be used.
         """
         given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
-        key = _key("API", api_key, "SLUICE_API_KEY")
-        admin = _key("admin", admin_key, "SLUICE_ADMIN_KEY")
+        key = key_of("API", api_key, "SLUICE_API_KEY")
+        admin = key_of("admin", admin_key, "SLUICE_ADMIN_KEY")
         return cls(
-            _base_url(given),
+            root_url(given),
             key,
             model,
             timeouts or Timeouts(),
@@ -110,7 +110,8 @@ class Settings:
         return headers
 
 
-def _key(what: str, given: str | None, variable: str) -> str | None:
+def key_of(what: str, given: str | None, variable: str) -> str | None:
+    """Returns a given key, else the variable's. Raises ConfigurationError for one that no header can carry."""
     key = given or os.environ.get(variable) or None
     if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise ConfigurationError(
@@ -119,7 +120,7 @@ def _key(what: str, given: str | None, variable: str) -> str | None:
     return key
 
 
-def _base_url(given: str) -> str:
+def root_url(given: str) -> str:
     """Returns the server's root; a trailing `/v1`, as OpenAI's client wants it, is accepted and removed.
 
     Raises ConfigurationError for anything but an http or https URL.
@@ -230,11 +231,15 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
 
 def policy_call(settings: Settings) -> Call:
     """Returns the call that gets the policies."""
-    return Call("GET", "/sluice/admin/policy", headers=_admin_headers(settings))
+    return Call("GET", "/sluice/admin/policy", headers=admin_headers(settings))
 
 
-def set_policy_call(
-    settings: Settings,
+def set_policy_call(settings: Settings, *chosen: Any) -> Call:
+    """Returns the call that changes policies; `chosen` are the arguments of `policy_body`. Raises as that does."""
+    return Call("PUT", "/sluice/admin/policy", body=policy_body(*chosen), headers=admin_headers(settings))
+
+
+def policy_body(
     prefill: str | None,
     decode: str | None,
     prefill_params: Mapping[str, Any] | None,
@@ -242,8 +247,8 @@ def set_policy_call(
     dispatch: Mapping[str, Any] | None,
     flow: str | None = None,
     flow_params: Mapping[str, Any] | None = None,
-) -> Call:
-    """Returns the call that changes policies. Raises ValueError for parameters without a policy, or no change."""
+) -> bytes:
+    """Returns a change of policies as JSON. Raises ValueError for parameters without a policy, or no change."""
     body: dict[str, Any] = {}
     chosen = (
         ("prefill", prefill, prefill_params),
@@ -261,39 +266,56 @@ def set_policy_call(
         body["dispatch"] = dict(dispatch)
     if not body:
         raise ValueError("nothing to change: give prefill, decode, flow or dispatch")
-    return Call(
-        "PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_headers(settings)
-    )
+    return json.dumps(body).encode()
 
 
 def scaling_call(settings: Settings) -> Call:
     """Returns the call that gets the autoscaler's state."""
-    return Call("GET", "/sluice/admin/scale", headers=_admin_headers(settings))
+    return Call("GET", "/sluice/admin/scale", headers=admin_headers(settings))
 
 
-def scale_call(settings: Settings, counts: Mapping[str, int] | None, auto: bool, plan: bool) -> Call:
-    """Returns the call that sets numbers of replicas or gives them back to the policy, or with `plan` shows what would
-    follow. Raises ValueError for both of them, or for none.
+def scale_call(
+    settings: Settings,
+    counts: Mapping[str, int] | None,
+    auto: bool,
+    plan: bool,
+    bounds: Mapping[str, Mapping[str, int]] | None = None,
+) -> Call:
+    """Returns the call that sets numbers of replicas, gives them back to the policy or sets bounds, or with `plan`
+    shows what would follow. Raises ValueError for more than one of them, or for none.
     """
-    if counts and auto:
-        raise ValueError("counts and auto exclude each other")
-    if not counts and not auto and not plan:
-        raise ValueError("nothing to change: give counts or auto=True, or plan=True to see the policy's plan")
+    body = scale_body(counts, auto, plan, bounds)
+    return Call("PUT", "/sluice/admin/scale", body=body, headers=admin_headers(settings))
+
+
+def scale_body(
+    counts: Mapping[str, int] | None,
+    auto: bool,
+    plan: bool,
+    bounds: Mapping[str, Mapping[str, int]] | None,
+) -> bytes:
+    """Returns an order to the autoscaler as JSON. Raises ValueError as `scale_call` does."""
     body: dict[str, Any] = {}
     if counts:
         body["counts"] = dict(counts)
     if auto:
         body["mode"] = "auto"
+    if bounds:
+        body["bounds"] = {group: dict(own) for group, own in bounds.items()}
+    if len(body) > 1:
+        raise ValueError("counts, auto and bounds exclude each other")
+    if not body and not plan:
+        raise ValueError(
+            "nothing to change: give counts, bounds or auto=True, or plan=True to see the policy's plan"
+        )
     if plan:
         body["plan"] = True
-    return Call(
-        "PUT", "/sluice/admin/scale", body=json.dumps(body).encode(), headers=_admin_headers(settings)
-    )
+    return json.dumps(body).encode()
 
 
 def logs_call(settings: Settings) -> Call:
     """Returns the call that gets the levels of log lines."""
-    return Call("GET", "/sluice/admin/logs", headers=_admin_headers(settings))
+    return Call("GET", "/sluice/admin/logs", headers=admin_headers(settings))
 
 
 def set_logs_call(settings: Settings, level: str | None, logger: str | None, access: bool | None) -> Call:
@@ -304,26 +326,30 @@ def set_logs_call(settings: Settings, level: str | None, logger: str | None, acc
         raise ValueError("logger needs level: access lines are all on or all off")
     asked = {"level": level, "logger": logger, "access": access}
     body = {name: value for name, value in asked.items() if value is not None}
-    return Call("PUT", "/sluice/admin/logs", body=json.dumps(body).encode(), headers=_admin_headers(settings))
+    return Call("PUT", "/sluice/admin/logs", body=json.dumps(body).encode(), headers=admin_headers(settings))
 
 
 def assign_call(settings: Settings, engine: str, role: str | None, duty: str | None) -> Call:
     """Returns the call that orders one engine to serve a role with a duty. Raises ValueError without both."""
+    path = f"/sluice/admin/engines/{quote(engine, safe='')}"
+    return Call("PUT", path, body=assign_body(role, duty), headers=admin_headers(settings))
+
+
+def assign_body(role: str | None, duty: str | None) -> bytes:
+    """Returns an order to one engine as JSON. Raises ValueError without role and duty."""
     if role is None and duty is None:
         raise ValueError("nothing to change: give role, duty or both")
     body = {name: value for name, value in (("role", role), ("duty", duty)) if value is not None}
-    path = f"/sluice/admin/engines/{quote(engine, safe='')}"
-    return Call("PUT", path, body=json.dumps(body).encode(), headers=_admin_headers(settings))
+    return json.dumps(body).encode()
 
 
 def explain_call(settings: Settings, request_id: str) -> Call:
     """Returns the call that gets the decisions made for a request."""
-    return Call(
-        "GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_headers(settings)
-    )
+    return Call("GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=admin_headers(settings))
 
 
-def _admin_headers(settings: Settings) -> dict[str, str]:
+def admin_headers(settings: Settings) -> dict[str, str]:
+    """Returns the header with the admin key, if one is given or lies in the key file of a server on this machine."""
     key = settings.admin_key
     if key is None and settings.reads_key_file:
         key = key_of_this_machine(settings.base_url)

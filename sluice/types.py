@@ -410,9 +410,19 @@ class ScalingPlan(Result):
     replicas: dict[str, int] = Field(default_factory=dict)
 
 
+class ScalingBounds(Result):
+    """The bounds of an engine group: its replicas, and those of them that wait warm and may at most."""
+
+    min: int
+    max: int
+    warm: int = 0
+    warm_max: int = 0
+
+
 class ScaledGroup(Result):
     """An engine group: its bounds, `wanted` serving replicas where counts rule, the `replicas` that Ray Serve is to
-    have, and its engines by duty. `keeps_warm` more than serve are kept warm.
+    have, and its engines by duty. `keeps_warm` more than serve are kept warm, and `warm_max` may be. `configured` are
+    the bounds of the configuration, from which an administrator's may differ.
     """
 
     name: str
@@ -420,6 +430,8 @@ class ScaledGroup(Result):
     min: int
     max: int
     keeps_warm: int = 0
+    warm_max: int = 0
+    configured: ScalingBounds | None = None
     wanted: int | None = None
     replicas: int | None = None
     starting: int = 0
@@ -586,3 +598,72 @@ class Explanation(Result):
     decisions: list[Decision] = Field(default_factory=list)
     transfers: list[KvTransfer] = Field(default_factory=list)
     flows: list[KvFlow] = Field(default_factory=list)
+
+
+class Change(Result):
+    """A change that was made through the dashboard. `before` and `after` have what it was about, and `id` undoes it."""
+
+    id: str
+    before: Any = None
+    after: Any = None
+
+
+class LoggedChange(Change):
+    """A change of the dashboard's audit log: when (in seconds since 1970), by whose key, and `what` in words."""
+
+    at: float
+    who: str
+    what: str
+    undone: bool = False
+    can_undo: bool = False
+
+
+class SeenRequest(Result):
+    """A request as the dashboard saw it: where its time went (`request`, None where it is not remembered) and the
+    router's decisions (`explain`, or why there are none).
+    """
+
+    request: dict[str, Any] | None = None
+    explain: Explanation | None = None
+    explain_message: str | None = None
+
+
+class Run(Result):
+    """A run of an experiment: `state` is running, done, failed or stopped, and `summary` has its figures."""
+
+    id: str
+    name: str
+    state: str
+    began_at: float
+    took_s: float | None = None
+    progress: float | None = None
+    phase: str | None = None
+    message: str | None = None
+    summary: dict[str, Any] | None = None
+
+
+class Experiments(Result):
+    """The shipped plans (`name`, `summary`, `text`), all runs, the one that runs, and what runs may not exceed."""
+
+    shipped: list[dict[str, Any]] = Field(default_factory=list)
+    runs: list[Run] = Field(default_factory=list)
+    running: Run | None = None
+    bounds: dict[str, Any] = Field(default_factory=dict)
+
+
+class CheckedPlan(Result):
+    """The check of an experiment's plan: its phases and actions, or everything that is wrong with it."""
+
+    ok: bool
+    problems: list[str] = Field(default_factory=list)
+    plan: dict[str, Any] | None = None
+
+
+class WhatIf(Result):
+    """The state of a what-if question: idle, running, done or failed, with its `result`."""
+
+    state: str
+    progress: float | None = None
+    phase: str | None = None
+    message: str | None = None
+    result: dict[str, Any] | None = None

@@ -3,7 +3,10 @@
     {}                                         the state: mode, groups, the last plan with its reasons and orders
     {"counts": {"decode": 3}}                  these numbers of serving replicas rule from now on
     {"mode": "auto"}                           the policy rules again
+    {"bounds": {"decode": {"min": 1, "max": 4, "warm": 1, "warm_max": 2}}}
+                                               these bounds of groups rule, some or all of the four keys
     {"counts": {..}, "plan": true}             the plan that these counts would make; nothing is changed
+    {"bounds": {..}, "plan": true}             the plan that would be made within these bounds; nothing is changed
     {"plan": true}                             the plan of the policy, also while counts rule
 
 Every answer with 200 has the form of `described`. Nothing here does I/O.
@@ -14,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from actors.scaling.control import BadScale, Controller, Decision, FleetUnknown
+from actors.scaling.bounds import BadScale, bounds_of
+from actors.scaling.control import Controller, Decision, FleetUnknown
 from actors.scaling.fleet import group_of
 from policies.journal.codec import CodecError, dumps, loads
 from policies.scaling.observation import Duty
@@ -22,7 +26,9 @@ from policies.scaling.registry import params_of
 
 log = logging.getLogger("ray.serve.autoscaler")
 
-_KEYS = ("counts", "mode", "plan")
+_KEYS = ("counts", "mode", "bounds", "plan")
+_ORDERS = ("counts", "mode", "bounds")
+"""The keys that change something, of which an order has one, so that each can be undone."""
 
 
 def answer(controller: Controller, body: bytes, age_s: float | None) -> tuple[int, bytes, bool]:
@@ -49,13 +55,16 @@ def _message(text: str) -> bytes:
 
 def _answer(controller: Controller, body: bytes, age_s: float | None) -> tuple[int, bytes, bool]:
     asked = _read(body)
-    counts, only_plan = asked.get("counts"), asked.get("plan", False)
+    counts, bounds, only_plan = asked.get("counts"), asked.get("bounds"), asked.get("plan", False)
     changed = False
     if only_plan:
-        made = controller.preview(counts)
+        made = controller.preview(counts, bounds)
     else:
         if counts is not None:
             controller.scale(counts)
+            changed = True
+        elif bounds is not None:
+            controller.bound(bounds)
             changed = True
         elif asked.get("mode") == "auto":
             changed = controller.manual is not None
@@ -74,15 +83,17 @@ def _read(body: bytes) -> Mapping[str, Any]:
     unknown = sorted(set(asked) - set(_KEYS))
     if unknown:
         raise BadScale(f"{unknown[0]!r} is not known; there are {', '.join(_KEYS)}")
-    counts = asked.get("counts")
-    if counts is not None and (not isinstance(counts, dict) or not counts):
-        raise BadScale(
-            "counts must be an object with at least one group and its number, such as {'decode': 3}"
-        )
+    for key, example in (("counts", "{'decode': 3}"), ("bounds", "{'decode': {'max': 4}}")):
+        value = asked.get(key)
+        if value is not None and (not isinstance(value, dict) or not value):
+            raise BadScale(f"{key} must be an object with at least one group, such as {example}")
     if asked.get("mode", "auto") != "auto":
         raise BadScale(f"mode is {asked['mode']!r}: it must be 'auto'; to set numbers, give counts")
-    if counts is not None and "mode" in asked:
-        raise BadScale("counts and mode exclude each other")
+    given = [key for key in _ORDERS if asked.get(key) is not None]
+    if len(given) > 1:
+        raise BadScale(
+            f"{' and '.join(given)} exclude each other: one order at a time, so that each can be undone"
+        )
     if not isinstance(asked.get("plan", False), bool):
         raise BadScale("plan must be true or false")
     return asked
@@ -135,6 +146,8 @@ def _groups(controller: Controller) -> list[dict[str, Any]]:
                 "min": group.least,
                 "max": group.most,
                 "keeps_warm": group.warm,
+                "warm_max": group.warm_most,
+                "configured": bounds_of(controller.configured[name]),
                 "wanted": None if manual is None else manual.counts[name],
                 "replicas": None if fleet is None else fleet.groups[name].target,
                 **duties,

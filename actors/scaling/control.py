@@ -11,13 +11,17 @@ an engine carries, and after any error of the policy (`fault`). The plan before 
 it are made anew. Before the first plan as many engines of each group serve as the configuration's `replicas` say, also
 where Serve has replaced the replicas that began to serve. Nothing here does I/O; `memory` is what a later controller
 needs to go on.
+
+Bounds that an administrator has set (`bound`) rule until the configuration of their group has others than those that
+they replaced, or the application is deployed anew after it was deleted. The policy is made anew for them.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from actors.scaling.bounds import BadScale, bounded, bounds_of
 from actors.scaling.fleet import Fleet, Group, completed, group_of, not_started
 from actors.scaling.orders import Order, Orders, moves_to, orders
 from policies.journal.codec import dumps, loads
@@ -40,10 +44,6 @@ ASSUMPTION: longer than engines take to find a new router."""
 
 MEMORY = 2
 """Number of the form of a controller's memory."""
-
-
-class BadScale(ValueError):
-    """An administrator's order cannot be carried out; the message says what is allowed."""
 
 
 class FleetUnknown(RuntimeError):
@@ -92,6 +92,15 @@ class Fault(NamedTuple):
         return f"the policy failed: {self.error!r}"
 
 
+class _Bounded(NamedTuple):
+    """The groups with other bounds, with the policy made for them, its state, and the plan in force."""
+
+    groups: Mapping[str, Group]
+    policy: ScalingPolicy
+    state: Any
+    plan: Plan | None
+
+
 class _Tried(NamedTuple):
     """A step of the policy with its orders, its state before, and why there is no step."""
 
@@ -103,19 +112,25 @@ class _Tried(NamedTuple):
 
 
 class Controller:
-    """Decides for one application. `memory` is that of the controller before, if there was one. Each part of it stands
-    as long as what it depends on: learned states as `policies.scaling.memory` says, an administrator's counts as long
-    as their groups.
+    """Decides for one application. `make` returns the policy for groups, here at first the configured ones; it raises
+    ValueError for bounds that the policy cannot keep.
+
+    `memory` is that of the controller before, if there was one. Each part of it stands
+    as long as what it depends on: learned states as `policies.scaling.memory` says, an administrator's counts and
+    bounds as long as their groups.
     """
 
     def __init__(
         self,
-        policy: ScalingPolicy,
+        make: Callable[[Mapping[str, Group]], ScalingPolicy],
         groups: Mapping[str, Group],
         version: str = "",
         memory: str | None = None,
     ) -> None:
-        self.policy, self.groups, self._version = policy, groups, version
+        self._make, self.configured, self._version = make, groups, version
+        self.groups = groups
+        """The groups with the bounds that rule; `configured` are those of the configuration."""
+        self.policy = make(groups)
         self.manual: Manual | None = None
         self.last: Decision | None = None
         self.fleet: Fleet | None = None
@@ -170,7 +185,7 @@ class Controller:
         if tried.step is not None:
             self._state, self._plan = tried.step.state, tried.step.plan
         if self.manual is not None:
-            made = self._manual_decision(seen, fleet, self.manual)
+            made = self._manual_decision(seen, fleet, self.manual, self.groups)
         elif self._plan is None:
             made = Decision(seen, None, (), tried.held, self._first_serve(seen))
         elif tried.step is not None:
@@ -228,7 +243,8 @@ class Controller:
 
     def _first_serve(self, seen: Observation) -> Orders:
         """Returns the orders to activate warm engines until each group has its `first` active ones."""
-        to_first = moves_to({name: group.first for name, group in self.groups.items()}, seen, self.groups)
+        first = {name: max(g.least, min(g.most, g.first)) for name, g in self.groups.items()}
+        to_first = moves_to(first, seen, self.groups)
         return Orders(
             tuple(Order(move.engine, move.role, Duty.ACTIVE) for move in to_first if move.way is Way.ACTIVATE)
         )
@@ -253,17 +269,19 @@ class Controller:
         phase, limit_s = self.phase.phase, self.policy.sleep.wake_limit_s
         return Standby(phase, roles, limit_s, self._not_started if phase is Phase.FAILED else "")
 
-    def _manual_decision(self, seen: Observation, fleet: Fleet, manual: Manual) -> Decision:
+    def _manual_decision(
+        self, seen: Observation, fleet: Fleet, manual: Manual, groups: Mapping[str, Group]
+    ) -> Decision:
         by_role = dict.fromkeys(Role, 0)
         for name, number in manual.counts.items():
-            by_role[self.groups[name].role] += number
+            by_role[groups[name].role] += number
         wanted = Counts(by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.COLOCATED])
-        fixed = self._replicas(manual.counts)
-        plan = Plan(wanted, sum(fixed.values()) - wanted.total, moves_to(manual.counts, seen, self.groups))
+        fixed = _replicas(manual.counts, groups)
+        plan = Plan(wanted, sum(fixed.values()) - wanted.total, moves_to(manual.counts, seen, groups))
         reasons = (
             f"{manual.by} set {shown(manual.counts)}; `sluice scale auto` gives it back to the policy",
         )
-        return Decision(seen, plan, reasons, None, orders(plan, seen, fleet, self.groups, fixed))
+        return Decision(seen, plan, reasons, None, orders(plan, seen, fleet, groups, fixed))
 
     # ------------------------------------------------------------------------------------------- what others have set
 
@@ -280,6 +298,8 @@ class Controller:
         if remembers and deployed_since and not set(self._known) & set(_replica_ids(fleet)):
             # it was deleted in between; a deploy of a changed configuration leaves replicas, at least stopping ones
             self.manual, self._state, self._states, self._tried = None, None, {}, {}
+            if self.groups != self.configured:
+                self.groups, self.policy = self.configured, self._make(self.configured)
             return ("the application was deployed anew: what ruled before is forgotten",)
         changed = {
             name: n for name, n in now.items() if n != known.get(name, n) and n != self._tried.get(name)
@@ -346,9 +366,12 @@ class Controller:
             whole = isinstance(number, int) and not isinstance(number, bool)
             if not whole or not _by_hand(group) <= number <= group.most:
                 zero = "" if group.least else "; only the policy has a group sleep, because it wakes it again"
+                where = f"in engines.{name}.scaling"
+                if bounds_of(group) != bounds_of(self.configured[name]):
+                    where = "that an administrator has set"
                 raise BadScale(
-                    f"{name} is {number!r}: it must be a whole number {_by_hand(group)}..{group.most}, the bounds in"
-                    f" engines.{name}.scaling{zero}"
+                    f"{name} is {number!r}: it must be a whole number {_by_hand(group)}..{group.most}, the bounds"
+                    f" {where}{zero}"
                 )
         if self.fleet is None:
             raise FleetUnknown("the autoscaler has just started and does not know the fleet yet")
@@ -357,25 +380,10 @@ class Controller:
             name: counts[name] if name in counts else rest.get(name, self._now_serving(name, self.fleet))
             for name in self.groups
         }
-        why = self._over_budget(whole_fleet)
+        why = _over_budget(whole_fleet, self.groups, self.policy)
         if why is not None:
             raise BadScale(why)
         return Manual(whole_fleet)
-
-    def _replicas(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Returns the numbers of replicas for these numbers of serving ones: warm ones are added, up to the group's
-        most.
-        """
-        return {name: min(group.most, counts[name] + group.warm) for name, group in self.groups.items()}
-
-    def _over_budget(self, counts: Mapping[str, int]) -> str | None:
-        """Returns why these numbers of serving replicas, with the warm ones, do not fit the budget; None if they do."""
-        budget, serving = self.policy.limits.budget, sum(counts.values())
-        whole = sum(self._replicas(counts).values())
-        if whole <= budget:
-            return None
-        warm = f", with {whole - serving} warm {whole} replicas," if whole > serving else ""
-        return f"{shown(counts)}{warm} are more than scaling.budget, {budget}, allows"
 
     def scale(self, counts: Mapping[str, Any]) -> None:
         """Has these numbers of serving replicas rule from the next decision on. Raises what `checked` does."""
@@ -388,20 +396,70 @@ class Controller:
         """Has the policy rule from the next decision on."""
         self.manual = None
 
-    def preview(self, counts: Mapping[str, Any] | None) -> Decision | None:
-        """Returns the decision that these counts, or without them the policy, would make on the last observation;
-        None before the first. Raises BadScale.
+    def bound(self, asked: Mapping[str, Any]) -> None:
+        """Has these bounds (`actors.scaling.bounds`) rule from the next decision on. Raises BadScale."""
+        self.groups, self.policy, self._state, self._plan = self._bounded(asked)
+
+    def _bounded(self, asked: Mapping[str, Any]) -> _Bounded:
+        """Returns what would rule with these bounds. Raises BadScale."""
+        groups = bounded(self.groups, asked)
+        try:
+            policy = self._make(groups)
+        except ValueError as error:
+            raise BadScale(str(error)) from None
+        if isinstance(policy, MaySleep) is not isinstance(self.policy, MaySleep) and (
+            self.phase.phase is not Phase.AWAKE
+        ):
+            raise BadScale(
+                f"the engines are {self.phase.phase.value}: whether they may sleep (min 0) can be changed while they"
+                " are awake; send a request, and try again when it is answered"
+            )
+        if self.manual is not None:
+            for name, number in self.manual.counts.items():
+                low, high = _by_hand(groups[name]), groups[name].most
+                if not low <= number <= high:
+                    raise BadScale(
+                        f"{name} is set to {number} by {self.manual.by}, outside {low}..{high}: set another number"
+                        " first, or give it back to the policy"
+                    )
+            why = _over_budget(self.manual.counts, groups, policy)
+            if why is not None:
+                raise BadScale(why)
+        state = carried_over(self.policy, self._state, policy)
+        plan = self._plan
+        if plan is not None and self.phase.phase is Phase.AWAKE:
+            plan = Plan(*policy.limits.kept(plan.serving, plan.warm))
+        return _Bounded(groups, policy, state, plan)
+
+    def preview(
+        self, counts: Mapping[str, Any] | None, bounds: Mapping[str, Any] | None = None
+    ) -> Decision | None:
+        """Returns the decision that these counts, the policy within these bounds, or without both the policy would make
+        on the last observation; None before the first. Raises BadScale.
         """
+        changed = None if bounds is None else self._bounded(bounds)
         if self.last is None or self.fleet is None:
             return None
+        if changed is not None:
+            return self._preview_bounds(self.last, self.fleet, changed)
         if counts:
-            return self._manual_decision(self.last.seen, self.fleet, self.checked(counts))
+            return self._manual_decision(self.last.seen, self.fleet, self.checked(counts), self.groups)
         if self._plan is None:
             return self.last
         plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
         reasons = self.last.step.reasons if self.last.step is not None else ()
         made = orders(plan, self.last.seen, self.fleet, self.groups)
         return self.last._replace(plan=plan, reasons=reasons, orders=made)
+
+    def _preview_bounds(self, last: Decision, fleet: Fleet, changed: _Bounded) -> Decision:
+        if self.manual is not None:
+            return self._manual_decision(last.seen, fleet, self.manual, changed.groups)
+        if changed.plan is None or changed.state is None:
+            # the policy has not begun, and what holds it back does not depend on bounds
+            return last
+        step = changed.policy.step(last.seen, changed.state)
+        made = orders(step.plan, last.seen, fleet, changed.groups)
+        return Decision(last.seen, step.plan, step.reasons, None, made)
 
     # --------------------------------------------------------------------------------------------------------- memory
 
@@ -419,6 +477,11 @@ class Controller:
             {
                 "memory": MEMORY,
                 "manual": manual,
+                "bounds": {
+                    name: {"set": bounds_of(group), "instead_of": bounds_of(self.configured[name])}
+                    for name, group in self.groups.items()
+                    if bounds_of(group) != bounds_of(self.configured[name])
+                },
                 "set": self._set,
                 "tried": self._tried,
                 "deployed_s": self._deployed_s,
@@ -445,6 +508,7 @@ class Controller:
         if told["abilities"] is not None:
             context_tokens, features = told["abilities"]
             self.abilities = Abilities(context_tokens, tuple(features))
+        self._remember_bounds(told.get("bounds", {}))
         if told["manual"] is not None:
             self._remember_manual(told["manual"]["counts"], told["manual"]["by"])
         self._states = told["states"]
@@ -466,15 +530,47 @@ class Controller:
             name: max(_by_hand(group), min(group.most, told.get(name, group.first)))
             for name, group in self.groups.items()
         }
-        why = self._over_budget(counts)
+        why = _over_budget(counts, self.groups, self.policy)
         if why is None:
             self.manual = Manual(counts, by)
         else:
-            self._opening = (f"{why}: the policy decides",)
+            self._opening += (f"{why}: the policy decides",)
+
+    def _remember_bounds(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Has the bounds that an administrator has set rule, where the configuration is as it was then."""
+        for name, one in told.items():
+            group = self.configured.get(name)
+            if group is None:
+                continue
+            if one["instead_of"] != bounds_of(group):
+                self._opening += (f"the configuration has other bounds of {name} than before: they rule",)
+                continue
+            try:
+                groups = bounded(self.groups, {name: one["set"]})
+                self.policy, self.groups = self._make(groups), groups
+            except ValueError as error:
+                self._opening += (f"the bounds that were set of {name} do not hold any more: {error}",)
 
 
 def _replica_ids(fleet: Fleet) -> list[str]:
     return sorted(replica.id for group in fleet.groups.values() for replica in group.replicas)
+
+
+def _replicas(counts: Mapping[str, int], groups: Mapping[str, Group]) -> dict[str, int]:
+    """Returns the numbers of replicas for these numbers of serving ones: warm ones are added, up to the group's
+    most.
+    """
+    return {name: min(group.most, counts[name] + group.warm) for name, group in groups.items()}
+
+
+def _over_budget(counts: Mapping[str, int], groups: Mapping[str, Group], policy: ScalingPolicy) -> str | None:
+    """Returns why these numbers of serving replicas, with the warm ones, do not fit the budget; None if they do."""
+    budget, serving = policy.limits.budget, sum(counts.values())
+    whole = sum(_replicas(counts, groups).values())
+    if whole <= budget:
+        return None
+    warm = f", with {whole - serving} warm {whole} replicas," if whole > serving else ""
+    return f"{shown(counts)}{warm} are more than scaling.budget, {budget}, allows"
 
 
 def _by_hand(group: Group) -> int:

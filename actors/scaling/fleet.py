@@ -21,10 +21,11 @@ from policies.state.views import Role
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of equal engines as it is configured.
+    """A group of equal engines.
 
-    It has `least` to `most` replicas. `first` of them serve and `warm` more wait when the application is deployed. A
-    replica has `drain_s` to end its running work.
+    It has `least` to `most` replicas, of which `warm` wait and at most `warm_max` may (default: `warm`). When the
+    application is deployed, `first` replicas serve and `first_warm` more wait (default: `warm`); the configuration says
+    both. A replica has `drain_s` to end its running work.
     """
 
     name: str
@@ -34,11 +35,18 @@ class Group:
     first: int
     warm: int = 0
     drain_s: float = 35.0
+    warm_max: int | None = None
+    first_warm: int | None = None
+
+    @property
+    def warm_most(self) -> int:
+        """Most replicas that may wait warm."""
+        return self.warm if self.warm_max is None else self.warm_max
 
     @property
     def deployed(self) -> int:
         """Number of replicas that a deploy of the configuration asks for."""
-        return self.first + self.warm
+        return self.first + (self.warm if self.first_warm is None else self.first_warm)
 
 
 class Replica(NamedTuple):

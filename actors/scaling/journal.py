@@ -47,11 +47,14 @@ class ScalingJournalConfig:
 
 
 class ScalingJournal:
-    """Writes the steps of `policy` into files. The constructor raises OSError if the first file cannot be made."""
+    """Writes the steps of policies into files, for each of which a file begins. The constructor raises OSError if the
+    first file cannot be made.
+    """
 
-    def __init__(self, config: ScalingJournalConfig, policy: ScalingPolicy, version: str) -> None:
+    def __init__(self, config: ScalingJournalConfig, version: str) -> None:
         assert config.folder is not None
-        self._config, self._policy, self._version = config, policy, version
+        self._config, self._version = config, version
+        self._policy: ScalingPolicy | None = None
         self._folder = Path(config.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
@@ -65,8 +68,8 @@ class ScalingJournal:
         self._thread = threading.Thread(target=self._work, name="scaling journal", daemon=True)
         self._thread.start()
 
-    def write(self, before: Any, seen: Observation, step: Step | Fault) -> None:
-        """Queues one step, before which the policy had the state `before`, or the error that it made instead. Does
+    def write(self, policy: ScalingPolicy, before: Any, seen: Observation, step: Step | Fault) -> None:
+        """Queues one step of a policy, before which it had the state `before`, or the error that it made instead. Does
         nothing once the journal has ended.
         """
         if self._ended:
@@ -75,7 +78,7 @@ class ScalingJournal:
             self._ended = True
             log.error("the scaling journal ends: the disk is %d lines behind", MOST_WAITING)
             return
-        self._lines.put(lambda: self._put(before, seen, step))
+        self._lines.put(lambda: self._put(policy, before, seen, step))
 
     def close(self, limit_s: float = 5.0) -> None:
         """Writes what is queued and closes the file, or gives up after `limit_s`. Idempotent."""
@@ -86,15 +89,15 @@ class ScalingJournal:
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._stem}-{number:05d}.jsonl"
 
-    def _put(self, before: Any, seen: Observation, step: Step | Fault) -> None:
-        if self._begun and self._bytes >= self._config.max_bytes:
+    def _put(self, policy: ScalingPolicy, before: Any, seen: Observation, step: Step | Fault) -> None:
+        if self._begun and (self._bytes >= self._config.max_bytes or policy is not self._policy):
             self._file.close()
             self._number += 1
             self._file = self._path(self._number).open("x", encoding="ascii")
             self._begun, self._bytes = False, 0
             self._path(self._number - self._config.files).unlink(missing_ok=True)
         try:
-            lines = [] if self._begun else [header_line(self._policy, before, self._version)]
+            lines = [] if self._begun else [header_line(policy, before, self._version)]
             if isinstance(step, Fault):
                 lines.append(fault_line(seen, repr(step.error), step.by_step))
             else:
@@ -103,7 +106,7 @@ class ScalingJournal:
             # a plan or a state that is not what its type says: the policy's bug
             log.error("a step cannot be journalled: %r", error)
             return
-        self._begun = True
+        self._begun, self._policy = True, policy
         for line in lines:
             self._bytes += self._file.write(line + "\n")
 

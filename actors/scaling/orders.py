@@ -103,7 +103,9 @@ class _Work:
             if move.way is Way.DEACTIVATE:
                 self._deactivate(self.views[move.engine])
         if self.fixed is None:
+            self._leave_full_groups()
             fewer = self._fewer()
+            self.target = {name: max(self.groups[name].least, n) for name, n in self.target.items()}
         else:
             wanted = {name: self._within(name, self.fixed.get(name, n)) for name, n in self.now.items()}
             self.target = {name: max(n, self.now[name]) for name, n in wanted.items()}
@@ -129,8 +131,23 @@ class _Work:
         if not free:
             self.notes.append(f"no group may have one more replica, so nothing is started for {role.value}")
             return
-        best = min(free, key=lambda g: (g.role is not role, self.target[g.name] - g.most, g.name))
+        best = min(
+            free,
+            key=lambda g: (
+                g.role is not role, self.target[g.name] >= g.least, self.target[g.name] - g.most, g.name
+            ),
+        )  # fmt: skip
         self.target[best.name] += 1
+
+    def _leave_full_groups(self) -> None:
+        """Has engines leave a group that has more replicas than it may have, since its bounds were changed. The plan
+        counts by role, so it names none while another group of the role has room.
+        """
+        for name, group in self.groups.items():
+            ids = [engine_id(name, replica.id) for replica in stop_order(self.fleet, name)]
+            over = self.now[name] - group.most - sum(engine in self.leaving for engine in ids)
+            known = [engine for engine in ids if engine in self.views and engine not in self.leaving]
+            self.leaving += sorted(known, key=lambda engine: engine in self.given)[: max(0, over)]
 
     def _fewer(self) -> dict[str, int]:
         """Returns how many replicas each group gives up: the engines that the plan stops, and starting ones that it no

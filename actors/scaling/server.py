@@ -200,7 +200,7 @@ class Autoscaler:
         self._tell_figures(made.seen, figures(made.seen, fleet, made.plan, self.controller.groups))
         decided = made.fault if made.step is None else made.step
         if decided is not None and self._journal is not None:
-            self._journal.write(made.before, made.seen, decided)
+            self._journal.write(self.controller.policy, made.before, made.seen, decided)
         self._tell(made)
         self._link.send(self._standby())
         for order in made.orders.engines:

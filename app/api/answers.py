@@ -407,14 +407,27 @@ class ScalingPlan(TypedDict):
     replicas: dict[str, int]
 
 
+class ScalingBounds(TypedDict):
+    """The bounds of an engine group: its replicas, and those of them that wait warm and may at most."""
+
+    min: int
+    max: int
+    warm: int
+    warm_max: int
+
+
 class ScaledGroup(TypedDict):
-    """An engine group: its bounds, the wanted number where an administrator has set it, and its engines by duty."""
+    """An engine group: its bounds and those of the configuration, the wanted number where an administrator has set it,
+    and its engines by duty.
+    """
 
     name: str
     role: str
     min: int
     max: int
     keeps_warm: int
+    warm_max: int
+    configured: ScalingBounds
     wanted: int | None
     replicas: int | None
     starting: int
@@ -467,13 +480,23 @@ class Scaling(TypedDict):
     notes: list[str]
 
 
+class BoundsChange(TypedDict, total=False):
+    """New bounds of an engine group; those that are not named stay."""
+
+    min: int
+    max: int
+    warm: int
+    warm_max: int
+
+
 class ScalingChange(TypedDict, total=False):
-    """An order to the autoscaler: numbers of serving replicas by group, or `auto` to give them back to the policy. With
-    `plan` nothing is changed, and the answer has the plan that the order would make.
+    """An order to the autoscaler, one of three: numbers of serving replicas by group, `auto` to give them back to the
+    policy, or bounds by group. With `plan` nothing is changed, and the answer has the plan that the order would make.
     """
 
     counts: dict[str, int]
     mode: Literal["auto"]
+    bounds: dict[str, BoundsChange]
     plan: bool
 
 

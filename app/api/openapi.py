@@ -193,7 +193,12 @@ def _paths() -> Json:
         "/sluice/admin/scale": {
             "get": _admin("getScaling", "Show what the autoscaler sees and wants", "Scaling", 404),
             "put": _admin(
-                "scale", "Set numbers of replicas, or let the policy decide", "Scaling", 400, 404, 413
+                "scale",
+                "Set numbers or bounds of replicas, or let the policy decide",
+                "Scaling",
+                400,
+                404,
+                413,
             )
             | {"requestBody": _body("ScalingChange", _SCALE_EXAMPLE)},
         },

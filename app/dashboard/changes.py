@@ -76,14 +76,16 @@ class Changes:
         return await self._change("set_policy", "policy", asked, who, None)
 
     async def scale(self, asked: Shown, who: str) -> Shown:
-        """Sets numbers of engines, or has the policy rule again; with "plan": true nothing changes and the plan is
-        returned.
+        """Sets numbers of engines or bounds of groups, or has the policy rule again; with "plan": true nothing changes
+        and the plan is returned.
         """
         if asked.get("plan"):
             return await self.read("scale", asked)
         if not asked:
-            raise Refusal(400, 'nothing is asked for: give {"counts": {..}} or {"mode": "auto"}')
-        return await self._change("scale", "scale", asked, who, None)
+            raise Refusal(
+                400, 'nothing is asked for: give {"counts": {..}}, {"bounds": {..}} or {"mode": "auto"}'
+            )
+        return await self._change("scale", "bounds" if "bounds" in asked else "scale", asked, who, None)
 
     async def engine(self, engine: str, asked: Shown, who: str) -> Shown:
         """Changes role or duty of one engine."""
@@ -142,6 +144,8 @@ class Changes:
 
 def _part(kind: str, asked: Shown, answer: Shown) -> Any:
     """Returns the part of the router's or autoscaler's answer that a change is about."""
+    if kind == "scale" and isinstance(asked.get("bounds"), dict):
+        return {"bounds": {g["name"]: _bounds(g) for g in answer["groups"] if g["name"] in asked["bounds"]}}
     if kind == "scale":
         manual = answer["mode"] == "manual"
         counts = {group["name"]: group["wanted"] for group in answer["groups"]} if manual else None
@@ -152,6 +156,16 @@ def _part(kind: str, asked: Shown, answer: Shown) -> Any:
     return found
 
 
+def _bounds(group: Shown) -> Shown:
+    """Returns the bounds of a group of the autoscaler's answer, by the keys of an order."""
+    return {
+        "min": group["min"],
+        "max": group["max"],
+        "warm": group["keeps_warm"],
+        "warm_max": group["warm_max"],
+    }
+
+
 def _choice(described: Shown | None) -> Shown | None:
     return None if described is None else {"name": described["name"], "params": described["params"]}
 
@@ -160,6 +174,9 @@ def _back(change: Change) -> Shown:
     """Returns what to ask for so that things are as before a change. Raises Refusal where that is not possible."""
     if change.kind == "assign":
         return {"engine": change.target.removeprefix("engine "), **change.before}
+    if change.target == "bounds":
+        bounds: Shown = change.before
+        return bounds
     if change.kind == "scale":
         counts = change.before["counts"]
         return {"mode": "auto"} if counts is None else {"counts": counts}
@@ -173,6 +190,13 @@ def _words(kind: str, target: str, asked: Shown) -> str:
     """Returns a change in words."""
     if kind == "assign":
         return f"{target}: {', '.join(str(asked[name]) for name in ('role', 'duty') if asked.get(name))}"
+    if kind == "scale" and isinstance(asked.get("bounds"), dict):
+        named = [
+            f"{name} " + " ".join(f"{key} {n}" for key, n in own.items())
+            for name, own in asked["bounds"].items()
+            if isinstance(own, dict)
+        ]
+        return "bounds: " + ", ".join(named)
     if kind == "scale":
         counts = asked.get("counts")
         if not isinstance(counts, dict):

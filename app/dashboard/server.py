@@ -68,7 +68,7 @@ class DashboardApp:
             "/api/session": self._session,
             "/api/status": self._status,
             "/api/engines/heat": self._heat,
-            "/api/requests/{request}": self._request,
+            "/api/requests/{request:path}": self._request,
             "/api/audit": self._audit,
         }
         routes: list[BaseRoute] = [Route(path, handler) for path, handler in gets.items()]
@@ -84,6 +84,7 @@ class DashboardApp:
             *more,
             Mount("/static", _Static(directory=STATIC, check_dir=False)),
         ]
+        self.routes = routes
         handlers: Any = {Refusal: _refused, 404: _not_there, 405: _not_there, 500: _bug}
         self.asgi = Guard(Starlette(routes=routes, exception_handlers=handlers), sessions, settings)
 

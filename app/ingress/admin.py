@@ -5,7 +5,8 @@
     GET  /sluice/admin/explain/ID       every decision made for a request: ranking, terms, reason, waits
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
     GET  /sluice/admin/scale            what the autoscaler sees, wants and orders
-    PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"}, and "plan": true to change nothing
+    PUT  /sluice/admin/scale            {"counts": {GROUP: N}} | {"mode": "auto"} | {"bounds": {GROUP: {"min", "max",
+                                        "warm", "warm_max"}}}, and "plan": true to change nothing
     GET  /sluice/admin/facts            engines with the totals of their steps, and the network as configured and learnt
     GET  /sluice/admin/logs             the levels of the router's log lines
     PUT  /sluice/admin/logs             {"level": NAME, "logger": NAME, "access": true | false}, for all processes

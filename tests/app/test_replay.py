@@ -87,12 +87,12 @@ def scaling_folder(tmp_path: Path) -> Path:
 
     policy = make("joint", {"limits": {"prefill_max": 9, "decode_max": 9, "warm_max": 2, "budget": 14}})
     config = ScalingJournalConfig(str(tmp_path), max_bytes=40_000, files=3)
-    journal = ScalingJournal(config, policy, "test")
+    journal = ScalingJournal(config, "test")
     state = policy.initial()
     for i in range(200):
         observation = seen(3.0 + 7.0 * (i % 9), engines(3, 4, warm=1), i, queued=i % 5, missed=i % 3)
         step = policy.step(observation, state)
-        journal.write(state, observation, step)
+        journal.write(policy, state, observation, step)
         state = step.state
     journal.close()
     return tmp_path

@@ -34,9 +34,9 @@ def policies(flow: bool) -> Json:
     }
 
 
-def scaling(counts: dict[str, int] | None = None) -> Json:
-    """Returns the autoscaler's answer, with the plan that these counts would make."""
-    wanted = counts or {}
+def scaling(counts: dict[str, int] | None = None, bounds: dict[str, dict[str, int]] | None = None) -> Json:
+    """Returns the autoscaler's answer, with the plan that these counts would make and these bounds of groups."""
+    wanted, bounded = counts or {}, bounds or {}
     groups = [
         ("prefill", "prefill", 1, 12, 1, 6),
         ("decode", "decode", 2, 16, 1, 8),
@@ -64,9 +64,11 @@ def scaling(counts: dict[str, int] | None = None) -> Json:
             {
                 "name": name,
                 "role": role,
-                "min": low,
-                "max": high,
-                "keeps_warm": warm,
+                "min": bounded.get(name, {}).get("min", low),
+                "max": bounded.get(name, {}).get("max", high),
+                "keeps_warm": bounded.get(name, {}).get("warm", warm),
+                "warm_max": bounded.get(name, {}).get("warm_max", warm),
+                "configured": {"min": low, "max": high, "warm": warm, "warm_max": warm},
                 "wanted": wanted.get(name),
                 "replicas": present + warm,
                 "active": present,

@@ -58,6 +58,7 @@ class Server:
         self._sessions: dict[str, tuple[str, str]] = {}
         self._policy = answers.policies("flow" not in cluster.absent)
         self._counts: dict[str, int] | None = None
+        self._bounds: dict[str, dict[str, int]] | None = None
         self._changes: list[Json] = []
         self._runs = [
             answers.run(name, cluster.at - 4000 + 700 * n)
@@ -302,14 +303,18 @@ class Server:
             return _refuse(
                 404, "No autoscaler is connected to the router: set `scaling` in the configuration."
             )
-        return JSONResponse(answers.scaling(self._counts))
+        return JSONResponse(answers.scaling(self._counts, self._bounds))
 
     async def _set_scale(self, request: Request) -> Response:
         asked = await request.json()
         if asked.get("counts", {}).get("decode", 2) < 2:
             return _refuse(400, "decode = 1 is below its group's min of 2; nothing was changed")
         if asked.get("plan"):
-            return JSONResponse(answers.scaling(asked.get("counts") or self._counts))
+            return JSONResponse(answers.scaling(asked.get("counts") or self._counts, asked.get("bounds")))
+        if "bounds" in asked:
+            before = {name: dict.fromkeys(own, 16) for name, own in asked["bounds"].items()}
+            self._bounds = asked["bounds"]
+            return self._changed("bounds", before, self._bounds)
         before, self._counts = self._counts, asked.get("counts")
         return self._changed("scale", before, self._counts)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.ingress.rig import ADMIN_KEY, Rig
+from tests.app.dashboard.parts import ADMIN as DASHBOARD_KEY
+from tests.app.dashboard.parts import dashboard
+from tests.app.ingress.rig import ADMIN_KEY, Rig, until
 from tests.examples.test_examples import application, url_of
 
 __all__ = ["application"]  # a fixture
@@ -21,13 +23,14 @@ COMMANDS = [line for line in re.findall(r"^sluice .*$", PAGE, re.MULTILINE) if "
 OF_AUTOSCALER = [line for line in COMMANDS if line.startswith("sluice scale")]
 
 
-async def run(url: str, *arguments: str) -> str:
+async def run(url: str, *arguments: str, **environment: str) -> str:
     """Standard output of Python with these arguments, which must end with status 0."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
         cwd=ROOT,
-        env={**os.environ, "SLUICE_BASE_URL": url, "SLUICE_ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "SLUICE_BASE_URL": url, "SLUICE_ADMIN_KEY": ADMIN_KEY, "PYTHONPATH": str(ROOT)}
+        | environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -37,8 +40,8 @@ async def run(url: str, *arguments: str) -> str:
 
 
 async def test_every_block_runs(application: Rig) -> None:
-    assert len(PYTHON) == 6
-    said = [await run(url_of(application), "-c", block) for block in PYTHON]
+    assert len(PYTHON) == 7
+    said = [await run(url_of(application), "-c", block) for block in PYTHON[:-1]]
     calls, stream, coroutines, errors, limits, administration = said
     assert "completion_tokens=32" in calls
     assert "length" in stream
@@ -46,6 +49,15 @@ async def test_every_block_runs(application: Rig) -> None:
     assert errors.startswith("temperature ")
     assert limits.strip()
     assert "RoutePrefill" in administration and "RouteDecode" in administration
+
+
+async def test_the_block_of_the_dashboard_runs(application: Rig, tmp_path: Path) -> None:
+    assert "sluice.admin" in PYTHON[-1]
+    async with dashboard(tmp_path, application.router) as board:
+        await until(lambda: len(board.feed.ingresses) == 1, "an ingress")
+        named = {"SLUICE_DASHBOARD_URL": board.url, "SLUICE_ADMIN_KEY": DASHBOARD_KEY}
+        said = await run(url_of(application), "-c", PYTHON[-1], **named)
+    assert "'netkv'" in said and "snapshot" in said
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(OF_AUTOSCALER)))

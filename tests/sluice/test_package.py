@@ -66,9 +66,11 @@ def test_all_names_exist() -> None:
 
 
 def test_what_is_not_the_api_says_so_by_its_name() -> None:
-    """`sluice` itself is the API, with the further result types in `sluice.types` and the command in `sluice.cli`."""
+    """`sluice` itself is the API, with further result types in `sluice.types`, the dashboard's client in
+    `sluice.admin`, and the command in `sluice.cli`.
+    """
     modules = {info.name for info in pkgutil.iter_modules(sluice.__path__)}
-    assert {name for name in modules if not name.startswith("_")} == {"cli", "types"}
+    assert {name for name in modules if not name.startswith("_")} == {"admin", "cli", "types"}
 
 
 def test_the_package_says_it_is_typed() -> None:

@@ -26,6 +26,8 @@ ANSWER: dict[str, Any] = {
             "min": 1,
             "max": 4,
             "keeps_warm": 1,
+            "warm_max": 1,
+            "configured": {"min": 1, "max": 3, "warm": 0, "warm_max": 1},
             "wanted": 3,
             "replicas": 4,
             "starting": 1,
@@ -69,11 +71,13 @@ def test_an_order_is_one_request(server: ContractServer, driver: Driver) -> None
     driver.call(server.url, "scale", {"decode": 3}, plan=True)
     driver.call(server.url, "scale", auto=True)
     driver.call(server.url, "scale", plan=True)
+    driver.call(server.url, "scale", bounds={"decode": {"max": 6, "warm": 1}})
     assert [request.json for request in server.requests] == [
         {"counts": {"decode": 3}},
         {"counts": {"decode": 3}, "plan": True},
         {"mode": "auto"},
         {"plan": True},
+        {"bounds": {"decode": {"max": 6, "warm": 1}}},
     ]
 
 
@@ -82,6 +86,8 @@ def test_an_order_that_says_nothing_or_too_much_is_not_sent(server: ContractServ
         driver.call(server.url, "scale")
     with pytest.raises(ValueError, match="exclude each other"):
         driver.call(server.url, "scale", {"decode": 1}, auto=True)
+    with pytest.raises(ValueError, match="exclude each other"):
+        driver.call(server.url, "scale", {"decode": 1}, bounds={"decode": {"max": 2}})
     assert server.requests == []
 
 
@@ -99,15 +105,16 @@ def test_the_command_shows_groups_plan_reasons_and_orders(capsys: Captured) -> N
     assert "observed  0.4 s ago" in lines
     table = [line.split() for line in lines if line.startswith(("GROUP", "decode "))]
     assert table == [
-        ["GROUP", "ROLE", "BOUNDS", "WANTED", "REPLICAS", "ACTIVE", "WARM", "STARTING", "DRAINING"],
-        ["decode", "decode", "1..4", "3", "4", "2", "0", "1", "0"],
+        ["GROUP", "ROLE", "BOUNDS", "KEEPS", "WANTED", "REPLICAS", "ACTIVE", "WARM", "STARTING", "DRAINING"],
+        ["decode", "decode", "1..4", "1", "warm", "3", "4", "2", "0", "1", "0"],
     ]
-    assert lines[-7:] == [
+    assert lines[-8:] == [
         "plan      1 prefill, 3 decode, 0 colocated serve, 1 warm",
         "move      activate decode-a (decode)",
         "move      start one more (decode)",
         "order     decode-a: decode, active",
         "order     decode: 4 replicas",
+        "bounds    decode: max 4 (configured: 3), warm 1 (configured: 0), set by an administrator",
         "reason    an administrator set decode=3",
         "note      decode: 1 that did not start yet is no longer needed",
     ]
@@ -120,6 +127,11 @@ def test_the_command_shows_groups_plan_reasons_and_orders(capsys: Captured) -> N
         (["auto"], {"mode": "auto"}),
         (["--plan"], {"plan": True}),
         (["decode=3", "--plan"], {"counts": {"decode": 3}, "plan": True}),
+        (
+            ["decode.min=0", "decode.max=6", "d.warm_max=2"],
+            {"bounds": {"decode": {"min": 0, "max": 6}, "d": {"warm_max": 2}}},
+        ),
+        (["decode.warm=1", "--plan"], {"bounds": {"decode": {"warm": 1}}, "plan": True}),
     ],
 )
 def test_the_command_sends_its_orders(
@@ -137,6 +149,10 @@ def test_the_command_sends_its_orders(
         (["=1"], "GROUP=N"),
         (["decode=1", "decode=2"], "two numbers"),
         (["auto", "decode=1"], "stands alone"),
+        (["decode.most=1"], "there are min, max, warm, warm_max"),
+        ([".max=1"], "GROUP=N"),
+        (["decode.max=1", "decode.max=2"], "two numbers"),
+        (["decode.max=1", "decode=2"], "not both"),
     ],
 )
 def test_wrong_orders_ask_nobody(

@@ -81,7 +81,7 @@ def test_a_plan_changes_nothing(world: World) -> None:
         (b"{", "the order is no JSON"),
         (b"\xff", "the order is"),
         (b"[]", "must be a JSON object"),
-        (b'{"count": {}}', "'count' is not known; there are counts, mode, plan"),
+        (b'{"count": {}}', "'count' is not known; there are counts, mode, bounds, plan"),
         (b'{"counts": {}}', "at least one group"),
         (b'{"counts": {"decode": 9}}', r"1..4, the bounds in engines.decode.scaling; nothing was changed"),
         (b'{"counts": {"x": 1}}', "there is no group 'x'; there are prefill, decode"),

@@ -84,9 +84,9 @@ async def autoscaler(
 
     limits = {"prefill_max": 2, "decode_max": 3, "warm_min": 1, "warm_max": 1, "budget": 5}
     policy = make("fixed", {"limits": limits})
-    controller = Controller(policy, GROUPS, "test", await memory.load())
+    controller = Controller(lambda groups: policy, GROUPS, "test", await memory.load())
     me = Identity("autoscaler", f"a{generation}", None, generation)
-    written = None if journal is None else ScalingJournal(ScalingJournalConfig(str(journal)), policy, "test")
+    written = None if journal is None else ScalingJournal(ScalingJournalConfig(str(journal)), "test")
     made = Autoscaler(me, find, controller, memory, memory, written)
     made.start()
     return made

@@ -3,11 +3,12 @@ engines take the roles and duties that they are given. A round is a second.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.scaling.control import Controller, Decision
 from actors.scaling.fleet import Deployed, Fleet, Group, Replica, engine_id, group_of
-from policies.scaling.base import Limits
+from policies.scaling.base import ScalingPolicy
 from policies.scaling.observation import Duty, EngineView, Observation
 from policies.scaling.registry import make
 from policies.state.standby import Abilities
@@ -68,16 +69,18 @@ class World:
                 replica.born = -self.start_rounds
 
     def new_controller(self, memory: str | None = None) -> Controller:
-        roles = {role: [g for g in self.groups.values() if g.role is role] for role in Role}
+        return Controller(self.made_policy, self.groups, "test", memory)
+
+    def made_policy(self, groups: Mapping[str, Group]) -> ScalingPolicy:
+        roles = {role: [g for g in groups.values() if g.role is role] for role in Role}
         bounds: dict[str, int] = {}
         for role, own in roles.items():
             bounds[f"{role.value}_min"] = sum(g.least for g in own)
             bounds[f"{role.value}_max"] = sum(g.most for g in own)
-        bounds["warm_min"] = bounds["warm_max"] = sum(g.warm for g in self.groups.values())
-        bounds["budget"] = self.budget or sum(g.most for g in self.groups.values())
-        policy = make(self.policy, {**self.params, "limits": bounds})
-        assert isinstance(policy.limits, Limits)
-        return Controller(policy, self.groups, "test", memory)
+        bounds["warm_min"] = sum(g.warm for g in groups.values())
+        bounds["warm_max"] = sum(g.warm_most for g in groups.values())
+        bounds["budget"] = self.budget or sum(g.most for g in groups.values())
+        return make(self.policy, {**self.params, "limits": bounds})
 
     # -------------------------------------------------------------------------------------------------------- Serve
 

@@ -1,19 +1,25 @@
 """A real router, two ingresses and a dashboard on sockets: what ingresses count arrives, and nothing waits for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from actors.scaling.bounds import bounds_of
+from actors.scaling.control import Controller
+from actors.scaling.fleet import Deployed, Fleet, Group, Replica
+from actors.scaling.server import Autoscaler
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.metrics import IngressMetrics
+from policies.scaling import registry
+from policies.state.views import Role
 from tests.app.dashboard.parts import ADMIN, Dashboard, dashboard
-from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
 
 BEARER = {"authorization": f"Bearer {ADMIN}"}
 
@@ -169,6 +175,76 @@ async def test_with_an_autoscaler_engines_take_no_orders_of_a_person(tmp_path: P
         refused = await change(board, "PUT", "/api/engines/p", {"duty": "warm"}, 409)
         assert "the autoscaler decides" in refused["message"]
         scaler.abort("done")
+
+
+async def test_bounds_are_changed_planned_undone_and_logged(tmp_path: Path) -> None:
+    """The autoscaler is real but for Ray Serve, whose numbers stay what they are."""
+    groups = {"p": Group("p", Role.PREFILL, 1, 2, 1), "d": Group("d", Role.DECODE, 1, 3, 1)}
+
+    def make(kept: Any) -> Any:
+        bounds = {
+            f"{g.role.value}_{w}": n for g in kept.values() for w, n in (("min", g.least), ("max", g.most))
+        }
+        warm = {"warm_min": kept["d"].warm, "warm_max": kept["d"].warm_most}
+        return registry.make("fixed", {"limits": {**bounds, **warm, "budget": 8}})
+
+    engines = [ScriptedEngine("p-0", "prefill", tmp_path), ScriptedEngine("d-0", "decode", tmp_path)]
+    async with rig(tmp_path, engines) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: len(board.feed.engines.infos) == 2, "two engines")
+
+        async def find() -> tuple[str, ...]:
+            return made.router.addresses
+
+        scaler = Autoscaler(
+            Identity("autoscaler", "a", None, 1), find, Controller(make, groups), StillServe(), StillServe()
+        )
+        scaler.start()
+        try:
+            await until(lambda: scaler.rounds > 0, "a round")
+            plan = await change(board, "PUT", "/api/scale", {"bounds": {"d": {"min": 2}}, "plan": True})
+            assert plan["plan"]["serving"]["decode"] == 2
+            asked = {"d": {"min": 2, "max": 4}, "p": {"max": 3}}
+            first = await change(board, "PUT", "/api/scale", {"bounds": asked})
+            assert first["before"]["bounds"]["d"] == {"min": 1, "max": 3, "warm": 0, "warm_max": 0}
+            assert first["after"]["bounds"] == {
+                "d": {"min": 2, "max": 4, "warm": 0, "warm_max": 0},
+                "p": {"min": 1, "max": 3, "warm": 0, "warm_max": 0},
+            }
+            wrong = await change(board, "PUT", "/api/scale", {"bounds": {"d": {"max": 1}}}, 400)
+            assert wrong["message"] == "d.max is 1: it must be 2..4096, at least min; nothing was changed"
+            await change(board, "PUT", "/api/scale", {"bounds": {"d": "wide"}}, 400)
+            # numbers have an undoing of their own
+            numbers = await change(board, "PUT", "/api/scale", {"counts": {"d": 4}})
+            refused = await change(board, "POST", "/api/undo", {"id": first["id"]}, 400)
+            assert "d is set to 4 by an administrator, outside 1..3" in refused["message"]
+            await change(board, "POST", "/api/undo", {"id": numbers["id"]})
+            undone = await change(board, "POST", "/api/undo", {"id": first["id"]})
+            assert (undone["before"], undone["after"]) == (first["after"], first["before"])
+            assert bounds_of(scaler.controller.groups["d"]) == bounds_of(groups["d"])
+            log = (await board.client.get("/api/audit", headers=BEARER)).json()["changes"]
+            assert [one["what"] for one in log] == [
+                "undo: bounds: d min 2 max 4, p max 3", "undo: numbers of engines: d 4", "numbers of engines: d 4",
+                "bounds: d min 2 max 4, p max 3",
+            ]  # fmt: skip
+        finally:
+            await scaler.stop()
+
+
+class StillServe:
+    """One replica of each group, which nothing changes, and a memory that is kept nowhere."""
+
+    async def read(self) -> Fleet:
+        one = {name: Deployed(1, (Replica("0", "n", 1.0),)) for name in ("p", "d")}
+        return Fleet(one, head="n", deployed_s=1.0)
+
+    async def set(self, targets: Mapping[str, int]) -> None:
+        pass
+
+    async def load(self) -> str | None:
+        return None
+
+    async def save(self, memory: str) -> None:
+        pass
 
 
 async def test_without_an_autoscaler_there_is_nothing_to_scale(tmp_path: Path) -> None:

@@ -166,7 +166,14 @@ def test_a_viewer_sees_all_and_changes_nothing(serve: Serve, opening: Opening) -
     opened = opening(server, key="viewer")
     page = opened.page
     for view, names in {
-        "control": ("Review the change", "Plan only", "Set these numbers", "Drain", "Let the policy decide"),
+        "control": (
+            "Review the change",
+            "Plan only",
+            "Set these numbers",
+            "Set these bounds",
+            "Drain",
+            "Let the policy decide",
+        ),
         "experiments": ("Check", "Start…"),
         "whatif": ("Simulate",),
     }.items():
@@ -362,6 +369,38 @@ def test_numbers_of_engines_are_planned_set_and_refused_in_the_servers_words(
     page.get_by_role("button", name="Set these numbers").click()
     page.get_by_role("dialog").get_by_role("button", name="Set").click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("below its group's min of 2")
+
+
+def test_bounds_and_the_warm_pool_are_planned_and_set_and_never_with_numbers(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_label("max of decode", exact=True).fill("20")
+    page.get_by_label("engines of decode").fill("9")
+    expect(page.get_by_role("alert")).to_contain_text("one after the other")
+    expect(page.get_by_role("button", name="Set these bounds")).to_be_disabled()
+    page.get_by_label("engines of decode").fill("")
+    page.get_by_label("warm of prefill", exact=True).fill("2.5")
+    expect(page.get_by_role("alert")).to_contain_text("whole number")
+    page.get_by_label("warm of prefill", exact=True).fill("2")
+    asked = {"decode": {"max": 20}, "prefill": {"warm": 2}}
+    page.get_by_role("button", name="Plan only").click()
+    expect(page.get_by_role("region", name="Plan")).to_contain_text("nothing is changed")
+    assert server.asked == [("PUT", "/api/scale", {"bounds": asked, "plan": True})]
+    page.get_by_role("button", name="Set these bounds").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("row", name="decode.max")).to_contain_text("16→20")
+    expect(dialog.get_by_role("row", name="prefill.warm")).to_contain_text("1→2")
+    assert axe(page) == []
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(dialog).to_have_count(0)
+    assert server.asked[-1] == ("PUT", "/api/scale", {"bounds": asked})
+    expect(page.get_by_label("max of decode", exact=True)).to_have_attribute("placeholder", "20")
+    bounds = page.get_by_role("group", name="Bounds").get_by_role("row", name="decode")
+    expect(bounds).to_contain_text("2, 16, 1, 1")
 
 
 def test_one_engine_changes_role_and_duty_and_drains(serve: Serve, opening: Opening) -> None:

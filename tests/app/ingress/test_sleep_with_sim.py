@@ -138,7 +138,9 @@ async def autoscaler(made: Rig, serve: Serve, generation: int = 1, wake_limit_s:
     sleep = {"idle_s": 0.5, "wake_limit_s": wake_limit_s}
     policy = make("fixed", {"limits": limits, "sleep": sleep})
     me = Identity("autoscaler", f"a{generation}", None, generation)
-    scaler = Autoscaler(me, find, Controller(policy, GROUPS, "test", serve.saved), serve, serve)
+    scaler = Autoscaler(
+        me, find, Controller(lambda groups: policy, GROUPS, "test", serve.saved), serve, serve
+    )
     scaler.start()
     return scaler
 

@@ -163,7 +163,8 @@ export function Read({ read, children, what }) {
 }
 
 // Why a viewer cannot change anything; it stands beside what is disabled.
-export const WATCH_ONLY = "Your key may watch only. Sign in with an admin key to change anything.";
+const WATCH_ONLY = "Your key may watch only. Sign in with an admin key to change anything.";
+export const only = (may, not, title) => ({ disabled: !may || Boolean(not), title: may ? title : WATCH_ONLY });
 export const WatchOnly = ({ role }) => role !== "admin" && html`<${Message} level="info">${WATCH_ONLY}<//>`;
 
 // Runs one change at a time: [busy, error, run]. `run` returns the answer, or undefined after an error.

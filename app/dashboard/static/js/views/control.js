@@ -5,7 +5,7 @@ import { get, post, put } from "../api.js";
 import { differences, same, textOf, typeOf, valueOf } from "../forms.js";
 import { stateOf } from "../feed.js";
 import { useFeed } from "../live.js";
-import { Absent, BeforeAfter, Dialog, Empty, Message, Panel, Read, Role, State, Table, Tabs, WatchOnly, WATCH_ONLY, useChange, useRead } from "../ui.js";
+import { Absent, BeforeAfter, Dialog, Empty, Message, Panel, Read, Role, State, Table, Tabs, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { NONE, count, dateClock, seconds, short, words } from "../format.js";
 
 const STAGES = [["prefill", "Prefill"], ["decode", "Decode"], ["flow", "Flow"], ["dispatch", "Dispatcher"]];
@@ -104,7 +104,7 @@ function ParameterForm({ stage, current, available, may, onChanged }) {
     });
   };
   return html`<form onSubmit=${review} class="params-form">
-    ${available && html`<label class="field">Policy <select aria-label="Policy" value=${name} disabled=${!may} title=${may ? undefined : WATCH_ONLY} onChange=${(e) => choose(e.target.value)}>
+    ${available && html`<label class="field">Policy <select aria-label="Policy" value=${name} ...${only(may)} onChange=${(e) => choose(e.target.value)}>
       ${Object.keys(available).sort().map((one) => html`<option key=${one} value=${one}>${one}${one === current.name ? " (in use)" : ""}</option>`)}</select></label>`}
     ${chosen.formula && html`<p class="formula-line mono">${chosen.formula}</p>`}
     ${Object.keys(inUse).length === 0 ? html`<${Empty}>This policy has no parameters.<//>` : html`<div class="table-box" tabindex="0" role="group" aria-label="Parameters"><table class="params">
@@ -114,7 +114,7 @@ function ParameterForm({ stage, current, available, may, onChanged }) {
     ${problem && html`<${Message} level="error">${problem}<//>`}
     <div class="buttons">
       <button type="button" disabled=${!isDirty} onClick=${() => choose(current.name)}>Reset</button>
-      <button type="submit" class="primary" disabled=${!may || !isDirty} title=${may ? undefined : WATCH_ONLY}>Review the change</button>
+      <button type="submit" class="primary" ...${only(may, !isDirty)}>Review the change</button>
     </div>
     ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
   </form>`;
@@ -124,7 +124,7 @@ function Parameter({ name, value, fallback, text, may, onInput }) {
   const type = typeOf(fallback ?? value);
   const shown = text ?? textOf(value);
   const differs = shown !== textOf(fallback), typed = text !== undefined && text !== textOf(value);
-  const props = { "aria-label": name, disabled: !may, title: may ? undefined : WATCH_ONLY };
+  const props = { "aria-label": name, ...only(may) };
   return html`<tr class=${typed && "typed"}><th scope="row" class="mono">${name}</th><td class="note">${type}</td><td class="n note">${short(fallback, 24)}</td>
     <td class=${differs && "differs"}>${type === "true or false"
       ? html`<select ...${props} value=${shown} onChange=${(e) => onInput(e.target.value)}><option value="true">true</option><option value="false">false</option></select>`
@@ -133,29 +133,48 @@ function Parameter({ name, value, fallback, text, may, onInput }) {
 
 // ---------------------------------------------------------------------------------------------------------- scaling
 
+const BOUNDS = [["min", "Fewest replicas"], ["max", "Most replicas, warm ones among them"], ["warm", "Replicas that wait warm"], ["warm_max", "Most that may wait warm"]];
+const boundOf = (group, key) => (key === "warm" ? group.keeps_warm : group[key]);
+const some = (order) => Object.keys(order).length > 0;
+
 function Scaling({ may, done, onChanged }) {
   const read = useRead(() => get("/api/scale"), done, 5000);
-  const [wanted, setWanted] = useState({});
+  const [texts, setTexts] = useState({}); // what was typed: "decode" is a number of engines, "decode.max" a bound
   const [plan, setPlan] = useState(null);
   const [ask, setAsk] = useState(null);
   const [busy, error, run] = useChange();
   useEffect(() => {
-    setWanted({});
+    setTexts({});
     setPlan(null);
   }, [done]);
   if (read.error?.status === 404) return html`<${Panel} title="Numbers of engines"><${Absent} what="No autoscaler runs, so numbers are those of the configuration." why=${read.error.message} /><//>`;
   return html`<${Panel} title="Numbers of engines"><${Read} read=${read} what="Asking the autoscaler">${(scale) => {
     const present = (group) => group.wanted ?? group.active;
-    const counts = Object.fromEntries(Object.entries(wanted).filter(([, text]) => text.trim() !== "").map(([name, text]) => [name, Number(text)]));
-    const bad = Object.values(counts).some((n) => !Number.isInteger(n) || n < 0);
+    const counts = {}, bounds = {};
+    let bad = null;
+    for (const [at, text] of Object.entries(texts)) {
+      if (text.trim() === "") continue;
+      const [name, key] = at.split("."), n = Number(text);
+      if (!Number.isInteger(n) || n < 0) bad = "A number is a whole number, 0 or more.";
+      if (key) (bounds[name] ??= {})[key] = n;
+      else counts[name] = n;
+    }
+    if (some(counts) && some(bounds)) bad = "Numbers and bounds are set one after the other: empty one of them.";
+    const order = some(bounds) ? { bounds } : some(counts) ? { counts } : {};
+    const number = (at, label, now) => html`<input class="count" inputmode="numeric" aria-label=${label} ...${only(may)} placeholder=${String(now)}
+      value=${texts[at] ?? ""} onInput=${(e) => setTexts({ ...texts, [at]: e.target.value })} />`;
     const dry = async () => {
-      const answer = await run(() => put("/api/scale", { ...(Object.keys(counts).length ? { counts } : {}), plan: true }));
+      const answer = await run(() => put("/api/scale", { ...order, plan: true }));
       if (answer) setPlan(answer);
     };
     const set = () => setAsk({
-      title: "Set numbers of engines", confirm: "Set", act: () => put("/api/scale", { counts }),
+      title: "Set numbers of engines", confirm: "Set", act: () => put("/api/scale", order),
       text: "These numbers rule until the policy decides again; the group's bounds hold.",
       changes: Object.entries(counts).map(([name, n]) => [name, present(scale.groups.find((group) => group.name === name)), n]),
+    });
+    const limit = () => setAsk({
+      title: "Set bounds", confirm: "Set", act: () => put("/api/scale", order), text: "They rule until the configuration has others, or the application is deleted.",
+      changes: scale.groups.flatMap((group) => Object.entries(bounds[group.name] ?? {}).map(([key, n]) => [`${group.name}.${key}`, boundOf(group, key), n])),
     });
     const auto = () => setAsk({
       title: "Let the scaling policy decide", confirm: "Let it decide", act: () => put("/api/scale", { mode: "auto" }),
@@ -166,18 +185,21 @@ function Scaling({ may, done, onChanged }) {
         ${scale.phase && html`<span>phase <b>${scale.phase}</b></span>`}<span class="note">observed ${scale.observed_for_s === null ? "never" : `${seconds(scale.observed_for_s)} ago`}</span></p>
       ${scale.held && html`<${Message} level="warn">Held: ${scale.held}<//>`}
       <div class="table-box" tabindex="0" role="group" aria-label="Groups"><table>
-        <thead><tr><th scope="col">Group</th><th scope="col">Role</th><th scope="col" class="n">Bounds</th><th scope="col" class="n">Warm pool</th><th scope="col" class="n">Replicas</th><th scope="col" class="n">Active</th>
+        <thead><tr><th scope="col">Group</th><th scope="col">Role</th><th scope="col" class="n">Replicas</th><th scope="col" class="n">Active</th>
           <th scope="col" class="n">Warm</th><th scope="col" class="n">Starting</th><th scope="col" class="n">Draining</th><th scope="col">Set to</th></tr></thead>
-        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th><td><${Role} role=${group.role} /></td><td class="n">${group.min}–${group.max}</td><td class="n">${count(group.keeps_warm)}</td>
-          <td class="n">${count(group.replicas)}</td><td class="n">${count(group.active)}</td><td class="n">${count(group.warm)}</td><td class="n">${count(group.starting)}</td><td class="n">${count(group.draining)}</td>
-          <td><input class="count" inputmode="numeric" aria-label=${`engines of ${group.name}`} disabled=${!may} title=${may ? undefined : WATCH_ONLY} placeholder=${String(present(group))}
-            value=${wanted[group.name] ?? ""} onInput=${(e) => setWanted({ ...wanted, [group.name]: e.target.value })} /></td></tr>`)}</tbody></table></div>
-      <p class="note">Bounds and the warm pool's size are set in the configuration (engines[].scaling). Single engines can be made warm or active below.</p>
-      ${(error || bad) && html`<${Message} level="error">${bad ? "A number of engines is a whole number." : error}<//>`}
+        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th><td><${Role} role=${group.role} /></td><td class="n">${count(group.replicas)}</td><td class="n">${count(group.active)}</td><td class="n">${count(group.warm)}</td><td class="n">${count(group.starting)}</td><td class="n">${count(group.draining)}</td>
+          <td>${number(group.name, `engines of ${group.name}`, present(group))}</td></tr>`)}</tbody></table></div>
+      <div class="table-box" tabindex="0" role="group" aria-label="Bounds"><table>
+        <thead><tr><th scope="col">Bounds</th>${BOUNDS.map(([key, title]) => html`<th key=${key} scope="col" title=${title}>${words(key)}</th>`)}<th scope="col">Configured</th></tr></thead>
+        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th>
+          ${BOUNDS.map(([key]) => html`<td key=${key}>${number(`${group.name}.${key}`, `${key} of ${group.name}`, boundOf(group, key))}</td>`)}
+          <td class="note">${BOUNDS.map(([key]) => group.configured[key]).join(", ")}</td></tr>`)}</tbody></table></div>
+      ${(error || bad) && html`<${Message} level="error">${bad ?? error}<//>`}
       <div class="buttons">
-        <button type="button" disabled=${busy || bad || !may} title=${may ? "Shows the plan and changes nothing" : WATCH_ONLY} onClick=${dry}>Plan only</button>
-        <button type="button" disabled=${!may || scale.mode === "auto"} title=${may ? undefined : WATCH_ONLY} onClick=${auto}>Let the policy decide</button>
-        <button type="button" class="primary" disabled=${!may || bad || !Object.keys(counts).length} title=${may ? undefined : WATCH_ONLY} onClick=${set}>Set these numbers</button>
+        <button type="button" ...${only(may, busy || bad, "Shows the plan and changes nothing")} onClick=${dry}>Plan only</button>
+        <button type="button" ...${only(may, scale.mode === "auto")} onClick=${auto}>Let the policy decide</button>
+        <button type="button" ...${only(may, bad || !some(bounds))} onClick=${limit}>Set these bounds</button>
+        <button type="button" class="primary" ...${only(may, bad || !some(counts))} onClick=${set}>Set these numbers</button>
       </div>
       <${Plan} scale=${plan ?? scale} dry=${plan !== null} />
       ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}`;
@@ -207,10 +229,9 @@ function OneEngine({ may, onChanged }) {
   const [ask, setAsk] = useState(null);
   const ids = feed.groups().flatMap((group) => group.ids);
   const engine = feed.engines.get(id);
-  const path = `/api/engines/${encodeURIComponent(id)}`;
+  const at = encodeURIComponent(id);
   const duty = engine?.duty === "warm" ? "active" : "warm";
-  const disabled = !may || !engine;
-  const why = may ? undefined : WATCH_ONLY;
+  const props = only(may, !engine);
   return html`<${Panel} title="One engine">
     <label class="field">Engine <input aria-label="Engine" list="engine-ids" value=${id} placeholder="choose or type an id" onInput=${(e) => setId(e.target.value)} />
 </label>
@@ -218,15 +239,15 @@ function OneEngine({ may, onChanged }) {
     ${engine ? html`<p class="facts"><${Role} role=${engine.role} home=${engine.home_role} /><${State} state=${stateOf(engine)} /><span class="live">${count(engine.running)} running, ${count(engine.waiting)} waiting, ${count(engine.leases)} leases</span></p>`
       : html`<p class="note">${id ? `There is no engine ${short(id, 40)}.` : "Choose an engine to change its role or duty, or to drain it."}</p>`}
     <div class="buttons left">
-      <label class="inline">Role <select aria-label="Role" disabled=${disabled} title=${why} value=${engine?.role ?? ""} onChange=${(e) => {
+      <label class="inline">Role <select aria-label="Role" ...${props} value=${engine?.role ?? ""} onChange=${(e) => {
         const role = e.target.value;
         e.target.value = engine.role;
-        setAsk({ title: `Change the role of ${id}`, confirm: "Change", changes: [["role", engine.role, role]], text: "Its running work goes on; new work comes for the new role.", act: () => put(path, { role }) });
+        setAsk({ title: `Change the role of ${id}`, confirm: "Change", changes: [["role", engine.role, role]], text: "Its running work goes on; new work comes for the new role.", act: () => put(`/api/engines/${at}`, { role }) });
       }}>${!engine && html`<option value=""></option>`}${ROLE_NAMES.map((role) => html`<option key=${role} value=${role}>${role}</option>`)}</select></label>
-      <button type="button" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: duty === "warm" ? `Make ${id} warm` : `Activate ${id}`, confirm: duty === "warm" ? "Make warm" : "Activate",
-        changes: [["duty", engine.duty, duty]], act: () => put(path, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
-      <button type="button" class="danger" disabled=${disabled} title=${why} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["duty", engine.duty, "warm"]],
-        text: "It takes no new work; what runs there may end. Activating it brings it back.", act: () => post(`${path}/drain`) })}>Drain</button>
+      <button type="button" ...${props} onClick=${() => setAsk({ title: duty === "warm" ? `Make ${id} warm` : `Activate ${id}`, confirm: duty === "warm" ? "Make warm" : "Activate",
+        changes: [["duty", engine.duty, duty]], act: () => put(`/api/engines/${at}`, { duty }) })}>${duty === "warm" ? "Make warm" : "Activate"}</button>
+      <button type="button" class="danger" ...${props} onClick=${() => setAsk({ title: `Drain ${id}`, confirm: "Drain", danger: true, changes: [["duty", engine.duty, "warm"]],
+        text: "It takes no new work; what runs there may end. Activating it brings it back.", act: () => post(`/api/engines/${at}/drain`) })}>Drain</button>
     </div>
     ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
   <//>`;
@@ -247,7 +268,7 @@ function Audit({ may, done, onChanged }) {
           change: leaves.length === 0 ? NONE : html`<ul class="leaves">${leaves.slice(0, 6).map(([path, before, after]) => html`<li key=${path}>${path && html`<span class="mono">${path}</span> `}<span class="before">${show(before)}</span> → <span class="after">${show(after)}</span></li>`)}
             ${leaves.length > 6 && html`<li class="note">and ${leaves.length - 6} more</li>`}</ul>`,
           undo: one.undone ? html`<span class="note">undone</span>` : one.can_undo
-            ? html`<button type="button" disabled=${!may} title=${may ? undefined : WATCH_ONLY} onClick=${() => setAsk({ title: `Undo: ${words(one.what)}`, confirm: "Undo",
+            ? html`<button type="button" ...${only(may)} onClick=${() => setAsk({ title: `Undo: ${words(one.what)}`, confirm: "Undo",
                 changes: leaves.slice(0, 12).map(([path, before, after]) => [path || words(one.what), after, before]), act: () => post("/api/undo", { id: one.id }) })}>Undo</button>`
             : html`<span class="note">cannot be undone</span>`,
         };

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { get, post, remove } from "../api.js";
 import { RunChart, colourOf } from "../chart.js";
-import { Absent, BeforeAfter, Dialog, Editor, Empty, Message, Panel, Read, State, Table, Tabs, WATCH_ONLY, WatchOnly, useChange, useRead } from "../ui.js";
+import { Absent, BeforeAfter, Dialog, Editor, Empty, Message, Panel, Read, State, Table, Tabs, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { NONE, bytes, count, dateClock, known, number, percent, rate, seconds, short, words } from "../format.js";
 
 const PARTS = [["new", "New"], ["runs", "Runs"], ["compare", "Compare"]];
@@ -73,8 +73,8 @@ function New({ list, may, go, again }) {
       <${Editor} value=${text} onInput=${edit} label="Experiment file" rows=${26} />
       ${error && !asking && html`<${Message} level="error">${error}<//>`}
       <div class="buttons">
-        <button type="button" disabled=${busy || !may} title=${may ? undefined : WATCH_ONLY} onClick=${check}>Check</button>
-        <button type="button" class="primary" disabled=${busy || !may || list.running !== null} title=${may ? (list.running ? "One experiment runs already" : undefined) : WATCH_ONLY} onClick=${begin}>Start…</button>
+        <button type="button" ...${only(may, busy)} onClick=${check}>Check</button>
+        <button type="button" class="primary" ...${only(may, busy || list.running, list.running ? "One experiment runs already" : undefined)} onClick=${begin}>Start…</button>
       </div>
     <//>
     <div class="stack">
@@ -159,10 +159,10 @@ function OneRun({ id, may, go, again, onDelete }) {
   const report = (kind) => `/api/experiments/runs/${encodeURIComponent(id)}/report.${kind}`;
   return html`<${Read} read=${read} what="Reading the run">${(value) => html`
     <${Panel} title=${value.run.name} note=${dateClock(value.run.began_at)} actions=${state === "running"
-      ? html`<button type="button" class="danger" disabled=${!may || busy} title=${may ? undefined : WATCH_ONLY} onClick=${() => run(() => post("/api/experiments/stop"))}>Stop</button>`
+      ? html`<button type="button" class="danger" ...${only(may, busy)} onClick=${() => run(() => post("/api/experiments/stop"))}>Stop</button>`
       : html`<button type="button" onClick=${() => { draft.text = value.text; go("experiments", "new"); }}>Run again…</button>
           <a class="button" href=${report("html")} download>Report</a><a class="button" href=${report("json")} download>JSON</a><a class="button" href=${report("png")} download>PNG</a>
-          <button type="button" class="danger" disabled=${!may} title=${may ? undefined : WATCH_ONLY} onClick=${() => onDelete(value.run)}>Delete</button>`}>
+          <button type="button" class="danger" ...${only(may)} onClick=${() => onDelete(value.run)}>Delete</button>`}>
       <div class="progress-line"><${State} state=${value.run.state} /><progress max="1" value=${value.run.progress ?? 0} aria-label="progress"></progress><span>${percent(value.run.progress, 0)}</span>
         <span class="note">${value.run.phase ?? ""}${known(value.run.took_s) ? `, ${seconds(value.run.took_s)}` : ""}</span></div>
       ${value.run.message && html`<${Message} level=${value.run.state === "failed" ? "error" : "info"}>${value.run.message}<//>`}

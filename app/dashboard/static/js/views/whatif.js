@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../lib.js";
 import { get, post } from "../api.js";
 import { loose } from "../forms.js";
 import { figure, figureName } from "./experiments.js";
-import { Editor, Empty, Message, Panel, Read, Table, WATCH_ONLY, WatchOnly, useChange, useRead } from "../ui.js";
+import { Editor, Empty, Message, Panel, Read, Table, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { percent, short, words } from "../format.js";
 
 const draft = { text: null, changes: [{ name: "", set: "" }] }; // what was typed outlives a look at another view
@@ -55,8 +55,8 @@ export function WhatIf({ role }) {
           ${(problem || error) && html`<${Message} level="error">${problem ?? error}<//>`}
           <div class="buttons">
             <button type="button" disabled=${!may} onClick=${() => setChanges([...changes, { name: "", set: "" }])}>Add a change</button>
-            ${running ? html`<button type="button" class="danger" disabled=${!may} title=${may ? undefined : WATCH_ONLY} onClick=${() => run(() => post("/api/whatif/stop"))}>Stop</button>`
-              : html`<button type="button" class="primary" disabled=${!may || busy || text === null} title=${may ? undefined : WATCH_ONLY} onClick=${start}>Simulate</button>`}
+            ${running ? html`<button type="button" class="danger" ...${only(may)} onClick=${() => run(() => post("/api/whatif/stop"))}>Stop</button>`
+              : html`<button type="button" class="primary" ...${only(may, busy || text === null)} onClick=${start}>Simulate</button>`}
           </div>
         <//>
         <${Read} read=${state} what="Asking for the simulation">${(value) => html`<${Outcome} value=${value} />`}<//>
