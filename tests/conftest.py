@@ -30,7 +30,7 @@ LONGEST = (
     "live/test_experiments_live.py", "live/test_lost_gcs.py", "app/dashboard/test_page.py",
     "live/test_experiment_counts_live.py", "app/dashboard/test_run_routes.py",
 )  # fmt: skip
-"""Files whose tests take minutes, the longest first. They come first, so that no worker begins one when the others end."""
+"""Files whose tests take minutes, the longest first. None of them is left to one worker in the end."""
 MARKED = re.compile(r"mark\.(live|vllm|chaos|browser)\b")
 
 
@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             words[item.path] = set(MARKED.findall(item.path.read_text()))
         if not words[item.path] or ("vllm" in words[item.path]) != ("vllm" in marks):
             raise pytest.UsageError(
-                f"{item.nodeid}: `make test-live-vllm` takes the files with the text mark.vllm, `make test-live-sim` those"
-                " with mark.live, mark.chaos or mark.browser and without mark.vllm: write the marks of this test so"
+                f"{item.nodeid}: `make test-live-vllm` takes files with the text mark.vllm, `make test-live-sim` those with"
+                " mark.live, mark.chaos or mark.browser and without mark.vllm: write the marks of this test so"
             )
 
 
