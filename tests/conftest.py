@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             words[item.path] = set(MARKED.findall(item.path.read_text()))
         if not words[item.path] or ("vllm" in words[item.path]) != ("vllm" in marks):
             raise pytest.UsageError(
-                f"{item.nodeid}: `make test-live-vllm` takes files with the text mark.vllm, `make test-live-sim` those with"
-                " mark.live, mark.chaos or mark.browser and without mark.vllm: write the marks of this test so"
+                f"{item.nodeid}: `make test-live-vllm` takes files with the text mark.vllm, `make test-live-sim` those"
+                " with mark.live, mark.chaos or mark.browser, without mark.vllm: write the marks of this test so"
             )
 
 
