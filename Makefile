@@ -38,7 +38,7 @@ test: setup ## all tests: first the fast ones, then those that start Ray and eng
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
 test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
-	$(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
