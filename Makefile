@@ -9,6 +9,9 @@ PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
 PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py tests/live/test_vllm_failures.py
 SLOW = live or vllm or chaos or browser
+# The files whose tests have these markers: to collect all takes a minute. tests/conftest.py sees that none is missed.
+VLLM = $(filter-out $(PAIR),$(shell grep -rl --include='test_*.py' 'mark\.vllm' tests))
+SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|chaos|browser)' tests))
 LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
@@ -35,7 +38,7 @@ test: setup ## all tests: first the fast ones, then those that start Ray and eng
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
 test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
-	$(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
@@ -47,10 +50,10 @@ test-live-app: setup ## those of whole applications on vLLM, one at a time, then
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-vllm test-live-sim
 
 test-live-vllm: setup
-	$(PYTEST) -m "vllm and not hosts" $(PAIR:%=--ignore=%)
+	$(PYTEST) -m "vllm and not hosts" $(VLLM)
 
 test-live-sim: setup
-	$(PYTEST) -m "($(SLOW)) and not (vllm or hosts)" -n $(LIVE_APPS) --dist loadfile $(PAIR:%=--ignore=%)
+	$(PYTEST) -m "($(SLOW)) and not (vllm or hosts)" -n $(LIVE_APPS) --dist loadfile --no-loadscope-reorder $(SIM)
 
 test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
 	$(PYTEST) -s -m hosts tests/hosts

@@ -1,7 +1,9 @@
 """Settings that every test shares."""
 
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,35 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A busy machine is no counterexample: no example has a time limit, and none is refused for being slow to draw.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
+
+LONGEST = (
+    "chaos/test_chaos.py", "chaos/test_kill_sim.py", "live/test_redis_gcs.py", "live/test_flow_agents_live.py",
+    "parity/test_live_replay.py", "live/test_scaling_live.py", "live/test_two_ingresses.py",
+    "live/test_experiments_live.py", "live/test_lost_gcs.py", "app/dashboard/test_page.py",
+    "live/test_experiment_counts_live.py", "app/dashboard/test_run_routes.py",
+)  # fmt: skip
+"""Files whose tests take minutes, the longest first. None of them is left to one worker in the end."""
+MARKED = re.compile(r"mark\.(live|vllm|chaos|browser)\b")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the longest files to the front, and looks whether Makefile finds every test that starts something."""
+    tests = Path(__file__).parent
+    rank = {tests / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    words: dict[Path, set[str]] = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()} & {"live", "vllm", "chaos", "browser", "hosts"}
+        if not marks or "hosts" in marks:
+            continue
+        if item.path not in words:
+            words[item.path] = set(MARKED.findall(item.path.read_text()))
+        if not words[item.path] or ("vllm" in words[item.path]) != ("vllm" in marks):
+            raise pytest.UsageError(
+                f"{item.nodeid}: `make test-live-vllm` takes files with the text mark.vllm, `make test-live-sim` those"
+                " with mark.live, mark.chaos or mark.browser, without mark.vllm: write the marks of this test so"
+            )
 
 
 @pytest.fixture(scope="session")

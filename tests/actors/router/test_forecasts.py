@@ -232,14 +232,14 @@ async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Pa
     forecasts = Forecasts(config, _elsewhere)
     rng = random.Random(0)
     # the length follows from max_tokens, which survival cannot see
-    for n in range(3000):
+    for n in range(1000):
         limit = rng.choice((20, 300))
         forecasts.arrived(submit(f"r{n}", max_tokens=4 * limit), float(n))
         forecasts.closed(f"r{n}", "finished", limit + rng.randrange(10), n + 0.5)
-    forecasts.maintain(3000.0)
+    forecasts.maintain(1000.0)
     # the interval counts from the first call
     assert forecasts.totals()["predictor_refits"] == 0
-    forecasts.maintain(3100.0)
+    forecasts.maintain(1100.0)
     assert forecasts.totals()["predictor_refits"] == 1
     async with asyncio.timeout(600):
         while forecasts.totals()["predictor_promotions"] == 0:

@@ -1,44 +1,27 @@
 """The worker halves of two engines, with vLLM's own code and real NIXL agents, in a process of their own."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-SCRIPT = Path(__file__).with_name("two_workers.py")
-ROOT = SCRIPT.parents[5]
+from tests.actors.engine.vllm.connector.two_workers import by_permit, corrupt, plain, seen
+
+ROOT = Path(__file__).parents[5]
 # layers x heads x tokens x content x float32
 BLOCK_BYTES = 4 * 3 * 128 * 128 * 4
-
-
-def seen(scenario: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, run.stdout[-3000:] + run.stderr[-3000:]
-    result = json.loads(lines[0].removeprefix("SEEN "))
-    assert isinstance(result, dict)
-    return result
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("integrity", ["off", "full"])
 def test_vllm_reads_by_chunks_and_sees_leases_that_have_ended(integrity: str) -> None:
     """Of an aborted read vLLM gives the lender's blocks back, as after any read."""
-    result = seen("plain", integrity=integrity)
+    result = seen(plain, integrity=integrity)
     assert result["read"] == {
         "failed": False, "bytes": 5 * BLOCK_BYTES, "corrupt": False, "unscheduled": "", "given_back": True,
     }  # fmt: skip
@@ -52,7 +35,7 @@ def test_vllm_reads_by_chunks_and_sees_leases_that_have_ended(integrity: str) ->
 
 @pytest.mark.timeout(400)
 def test_a_changed_block_fails_the_read_and_the_next_one_is_right() -> None:
-    result = seen("corrupt", integrity="full")
+    result = seen(corrupt, integrity="full")
     assert (result["flip"]["failed"], result["flip"]["corrupt"]) == (True, True)
     assert (result["right"]["failed"], result["right"]["corrupt"]) == (False, False)
     assert result["same"] is True
@@ -65,7 +48,7 @@ def test_a_changed_block_fails_the_read_and_the_next_one_is_right() -> None:
 
 @pytest.mark.timeout(400)
 def test_without_its_agent_a_worker_reads_unscheduled_and_says_so(tmp_path: Path) -> None:
-    result = seen("plain", flow_agent=f"unix:{tmp_path / 'nobody.sock'}")
+    result = seen(plain, flow_agent=f"unix:{tmp_path / 'nobody.sock'}")
     assert (result["read"]["failed"], result["read"]["unscheduled"]) == (False, "no_agent")
     assert result["same"] is True
 
@@ -82,8 +65,7 @@ def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tm
     try:
         assert agent.stdout is not None
         assert agent.stdout.readline().startswith("ready ")
-        pid = {"FLOW_AGENT_PID": str(agent.pid)}
-        result = seen("by_permit", pid, flow_agent=address, flow_node="here", flow_silent_s=1.0)
+        result = seen(by_permit, agent.pid, flow_agent=address, flow_node="here", flow_silent_s=1.0)
     finally:
         agent.kill()
         agent.wait()

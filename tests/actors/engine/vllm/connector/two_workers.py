@@ -1,21 +1,18 @@
-"""Worker halves of two engines in this process, with vLLM's own code around real NIXL agents, but without a model:
-`python two_workers.py SCENARIO` prints a JSON object of what was seen. Each scenario reads prompts from `p` to `d`.
+"""Worker halves of two engines in one process, with vLLM's own code around real NIXL agents, but without a model.
+
+Each scenario reads prompts from `p` to `d`. `seen` runs one in a process of its own, which is forked from a process
+with the imports of this file: they take more time than a scenario.
 """
 
-import json
+import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
-
-os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-# Temporary sockets find free ports for the side channel, on which only `p` listens, and for torch.
-with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free.getsockname()[1])
-    STORE = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
 import msgspec
 import torch
@@ -54,7 +51,7 @@ def vllm_config(engine_id: str, role: str, options: dict[str, Any]) -> VllmConfi
 class Side:
     """The worker half of one engine, and its KV cache."""
 
-    def __init__(self, engine_id: str, role: str, **options: Any) -> None:
+    def __init__(self, engine_id: str, role: str, store: str, **options: Any) -> None:
         spec = FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32
         )
@@ -64,7 +61,7 @@ class Side:
         self.config = vllm_config(engine_id, role, options)
         with set_current_vllm_config(self.config):
             if not torch.distributed.is_initialized():
-                init_distributed_environment(1, 0, STORE, 0, "gloo")
+                init_distributed_environment(1, 0, store, 0, "gloo")
                 ensure_model_parallel_initialized(1, 1)
             self.worker = SluiceWorker(self.config, engine_id, self.cache_config)
             fill = torch.randn if role == "prefill" else torch.zeros
@@ -81,8 +78,13 @@ class Pair:
     """A lender `p` and a reader `d`."""
 
     def __init__(self, **options: Any) -> None:
-        self.p = Side("p", "prefill", **options)
-        self.d = Side("d", "decode", **options)
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        # Temporary sockets find free ports for the side channel, on which only `p` listens, and for torch.
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free.getsockname()[1])
+            store = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        self.p = Side("p", "prefill", store, **options)
+        self.d = Side("d", "decode", store, **options)
         self.scheduler = SluiceScheduler(self.p.config, "p", self.p.cache_config)
         self.scheduler.set_xfer_handshake_metadata({(0, 0): self.p.worker.xfer_handshake_metadata})
         self.generation = 100
@@ -223,16 +225,14 @@ def corrupt(pair: Pair) -> dict[str, Any]:
     ledger = Ledger(heard.append, lambda request_id: None)
     ledger.connector(pair.d.worker.xfer_stats.data)
     totals = ledger.totals
-    seen["counted"] = (totals.transfers, totals.transfer_failures, totals.transfer_mismatches)
-    seen["heard"] = [(transfer.request_id, transfer.ok) for transfer in heard]
+    seen["counted"] = [totals.transfers, totals.transfer_failures, totals.transfer_mismatches]
+    seen["heard"] = [[transfer.request_id, transfer.ok] for transfer in heard]
     seen["handshakes"] = asked
     return seen
 
 
-def by_permit(pair: Pair) -> dict[str, Any]:
-    """A read by permits of the flow agent that the environment names, one while it stands still, and one after its
-    death.
-    """
+def by_permit(pair: Pair, agent_pid: int) -> dict[str, Any]:
+    """A read by permits of a flow agent, one while it stands still, and one after its death."""
     theirs, mine = [7, 3, 4, 20, 19], [10, 9, 30, 31, 2]
 
     def scheduled() -> bool:
@@ -245,23 +245,46 @@ def by_permit(pair: Pair) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     until(scheduled)
     seen["same"] = pair.same(theirs, mine)
-    os.kill(int(os.environ["FLOW_AGENT_PID"]), signal.SIGSTOP)
+    os.kill(agent_pid, signal.SIGSTOP)
     begun_s = time.monotonic()
     pair.read("silent", pair.lend("silent", [8, 11]), [14, 15])
     seen["silent"] = pair.ended("silent")
     seen["silent_s"] = time.monotonic() - begun_s
-    os.kill(int(os.environ["FLOW_AGENT_PID"]), signal.SIGKILL)
+    os.kill(agent_pid, signal.SIGKILL)
     pair.read("alone", pair.lend("alone", [5, 6]), [12, 13])
     return seen | {"alone": pair.ended("alone"), "still_same": pair.same([5, 6], [12, 13])}
 
 
-if __name__ == "__main__":
-    scenario, given = sys.argv[1], json.loads(sys.argv[2])
-    pair = Pair(**given)
-    print(
-        "SEEN " + json.dumps({"plain": plain, "corrupt": corrupt, "by_permit": by_permit}[scenario](pair)),
-        flush=True,
-    )
-    pair.close()
-    # NIXL's threads may wait for each other.
-    os._exit(0)
+def seen(
+    scenario: Callable[..., dict[str, Any]], *arguments: Any, timeout_s: float = 300.0, **options: Any
+) -> dict[str, Any]:
+    """Returns what the scenario saw with a pair of these options, in a process of their own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(theirs, scenario, arguments, options))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(timeout_s), f"nothing was seen within {timeout_s} s"
+        result: dict[str, Any] | str = ours.recv()
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    assert isinstance(result, dict), result
+    return result
+
+
+def _run(
+    to: Connection,
+    scenario: Callable[..., dict[str, Any]],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> None:
+    try:
+        to.send(scenario(Pair(**options), *arguments))
+    except BaseException:
+        to.send(traceback.format_exc())
+    # Whoever asked ends this process by force: NIXL's threads may wait for each other.
+    time.sleep(PATIENCE_S)
