@@ -6,16 +6,19 @@ two steps. A core without a sign for `stall_s` is stalled: its work goes elsewhe
 sign makes it ready again. A core that stays silent for `replace_after` times as long is lost, for good, because its
 owner then ends it.
 
-How long a healthy core may be silent depends on its longest step:
+How long a healthy core may be silent depends on its longest steps:
 
-    stall_s = max(least_s, STEP_FACTOR x longest step seen in the last minutes)
+    stall_s = max(least_s, STEP_FACTOR x longest step of the last minutes but for the OUTLIERS longest)
 
-The first steps of a core may compile or warm up. They have a limit of their own, and do not count among the longest.
+A process that is stopped for less than a stall makes one step long. If that step counted, the next stop would be
+noticed only after five times as long. The first steps of a core may compile or warm up. They have a limit of their own,
+and do not count among the longest.
 
 Time is the time for which the process that watches ran (`Watchdog.lived`). A process that was stopped has not waited
 for its core, whose signs may lie unread in the socket.
 """
 
+from bisect import insort
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +26,13 @@ Condition = Literal["ready", "stalled", "lost"]
 """The condition of a core: it lives, it is stalled, or it has been silent beyond the limit of a lost core."""
 
 STEP_FACTOR = 5.0
-"""Allowed silence in units of the longest step seen. ASSUMPTION: steps of one engine differ by their batch, which the
-token budget bounds, and by neighbours on the same cores; the longest of ten minutes is not exceeded five times."""
+"""Allowed silence in units of the longest step that counts. ASSUMPTION: steps of one engine differ by their batch,
+which the token budget bounds, and by neighbours on the same cores; the longest of ten minutes is not exceeded five
+times."""
+
+OUTLIERS = 2
+"""Longest steps that do not count. ASSUMPTION: a batch that makes a step long comes more than twice in ten minutes, and
+a core or a machine that stands still for a moment does not."""
 
 FIRST_STEPS = 20
 """Steps of a young core that may compile. ASSUMPTION: each kernel of a model has run once after this many steps."""
@@ -70,8 +78,9 @@ class Watchdog:
         self._limits = limits
         self._silence_s = 0.0
         self._steps = 0
-        self._longest_s = 0.0
-        self._longest_before_s = 0.0
+        # The longest steps of this period and of the one before, ascending.
+        self._longest_s: list[float] = []
+        self._longest_before_s: list[float] = []
         self._memory_s = 0.0
         self._lost = False
         self._was_stalled = False
@@ -85,9 +94,9 @@ class Watchdog:
     @property
     def stall_s(self) -> float:
         """Seconds of silence after which the core counts as stalled."""
-        longest_s = max(self._longest_s, self._longest_before_s)
         least_s = max(self._limits.least_s, self._limits.first_steps_s if self._steps < FIRST_STEPS else 0.0)
-        return max(least_s, STEP_FACTOR * longest_s)
+        longest_s = sorted(self._longest_s + self._longest_before_s)
+        return max(least_s, STEP_FACTOR * longest_s[-1 - OUTLIERS]) if len(longest_s) > OUTLIERS else least_s
 
     @property
     def condition(self) -> Condition:
@@ -104,7 +113,7 @@ class Watchdog:
         self._silence_s += elapsed_s
         self._memory_s += elapsed_s
         if self._memory_s > MEMORY_S:
-            self._memory_s, self._longest_before_s, self._longest_s = 0.0, self._longest_s, 0.0
+            self._memory_s, self._longest_before_s, self._longest_s = 0.0, self._longest_s, []
         stall_s = self.stall_s
         if self._silence_s > stall_s and not self._was_stalled:
             self._was_stalled = True
@@ -122,6 +131,7 @@ class Watchdog:
         step.
         """
         if not self._was_stalled and self._steps >= FIRST_STEPS:
-            self._longest_s = max(self._longest_s, self._silence_s)
+            insort(self._longest_s, self._silence_s)
+            del self._longest_s[: -1 - OUTLIERS]
         self._steps += 1
         self.sign()

@@ -7,6 +7,7 @@ from actors.engine.watchdog import (
     FIRST_STEPS_S,
     LATEST_TICK_S,
     MEMORY_S,
+    OUTLIERS,
     STEP_FACTOR,
     TICK_S,
     StallLimits,
@@ -68,13 +69,28 @@ def test_answers_to_pings_keep_an_idle_core_ready() -> None:
         dog.sign()
 
 
-def test_the_limit_follows_the_longest_step() -> None:
-    """A step of 8 s: 5 x 8 s = 40 s of silence are allowed, although the least limit is 10 s."""
+def steps(dog: Watchdog, *seconds: float) -> None:
+    """Finished steps of these lengths, with nothing between them."""
+    for one in seconds:
+        live(dog, one)
+        dog.step()
+
+
+def test_the_limit_follows_the_longest_steps() -> None:
+    """Three steps of 8 s and more: 5 x 8 s = 40 s of silence are allowed, although the least limit is 10 s."""
     dog = grown_up()
-    live(dog, 8.0)
-    dog.step()
+    steps(dog, 9.0, 1.0, 8.0, 3.0, 8.5, 2.0)
     assert dog.stall_s == STEP_FACTOR * 8.0
     assert live(dog, 40.0) == "ready"
+    assert live(dog, TICK_S) == "stalled"
+
+
+def test_short_stops_do_not_hide_a_long_one() -> None:
+    """A core that was stopped for 9 s, which is no stall yet, twice: the next stop is noticed after 10 s, not 45 s."""
+    dog = grown_up()
+    steps(dog, *[0.5] * 50, *[9.0] * OUTLIERS, *[0.5] * 50)
+    assert dog.stall_s == 10.0
+    assert live(dog, 10.0) == "ready"
     assert live(dog, TICK_S) == "stalled"
 
 
@@ -88,8 +104,7 @@ def test_the_silence_of_a_stall_is_no_step() -> None:
 
 def test_a_longest_step_is_forgotten_after_two_periods() -> None:
     dog = grown_up()
-    live(dog, 8.0)
-    dog.step()
+    steps(dog, 8.0, 8.0, 8.0)
     for _ in range(round(2 * MEMORY_S) + 2):
         assert dog.stall_s in (40.0, 10.0)
         live(dog, 1.0)
