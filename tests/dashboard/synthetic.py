@@ -287,7 +287,10 @@ class Cluster:
             "slowest": slowest,
             "seconds": {"p50": 0.034, "p95": 0.21},
             "held_s": {"p50": 0.0, "p95": 0.062},
-            "levels": [{"level": n, "bytes_per_s": load * 3e8 / (n + 1), "held": n} for n in range(2)],
+            "levels": [
+                {"level": n + 1, "bytes_per_s": load * 3e8 / (n + 1), "held": n, "held_s": 0.004 * n}
+                for n in range(2)
+            ],
         }
 
     # ------------------------------------------------------------------------------------------------------ requests
