@@ -82,7 +82,8 @@ class Answered(NamedTuple):
     """A client's request as it ended. Times are seconds on the clock of the process, as are those of its attempts.
 
     `status` is that of the answer, or 499 for a client that left. `request_id` is the id in the answer, and `shown_id`
-    the one in its x-request-id. `choices` are those of all prompts.
+    the one in its x-request-id. `choices` are those of all prompts. `trace_id` is the id of the trace that is kept of
+    the request, "" where none is; only observers are told it, who get no `kept.place`.
     """
 
     kept: Kept
@@ -100,6 +101,7 @@ class Answered(NamedTuple):
     stream: bool
     shown_id: str = ""
     choices: int = 1
+    trace_id: str = ""
 
     @property
     def is_bad(self) -> bool:

@@ -350,6 +350,7 @@ class Cluster:
             "prompt_tokens": draw.randrange(30, 900),
             "output_tokens": tokens,
             "cached_tokens": draw.randrange(0, 30),
+            "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736" if tokens % 2 else None,
             "parts": parts,
         }
 

@@ -129,6 +129,7 @@ def test_a_request_is_seen_whole() -> None:
     assert shown == {
         "id": "req-1", "attempts": ["1-1"], "at": T + 0.8, "class": "interactive", "status": 200, "result": "met",
         "ttft_s": 0.05, "tpot_s": 0.01, "e2e_s": 0.14, "prompt_tokens": 7, "output_tokens": 10, "cached_tokens": 4,
+        "trace_id": None,
         "parts": shown["parts"],
     }  # fmt: skip
     parts = [(p["name"], p["start_s"], p["end_s"], p["engine"], p["note"]) for p in shown["parts"]]
