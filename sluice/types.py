@@ -299,7 +299,8 @@ class FleetLoad(Result):
 class FlowAgent(Result):
     """The agent of a node that permits KV transfers. `open` reads are known to it, and `held` ones of these wait with
     nothing on its way; it has `granted` permits in all. `unscheduled_share` of its reads (a share of 1) went on without
-    a permit. `bytes_per_s` has the learned bandwidth of its ports ("ingress n1", "egress n1").
+    a permit. `bytes_per_s` has the learned bandwidth of its ports ("ingress n1", "egress n1"), and `held_by_level` the
+    held reads by priority level.
     """
 
     node: str | None = None
@@ -309,6 +310,7 @@ class FlowAgent(Result):
     granted: int | None = None
     unscheduled_share: float | None = None
     bytes_per_s: dict[str, float] = Field(default_factory=dict)
+    held_by_level: dict[str, int] = Field(default_factory=dict)
 
 
 class FlowStatus(Result):

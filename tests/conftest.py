@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,12 +64,28 @@ def vllm_traces() -> "Iterator[Collector]":
 
 
 @pytest.fixture(scope="session")
-def vllm_app(tmp_path_factory: pytest.TempPathFactory, vllm_traces: "Collector") -> "Iterator[App]":
+def vllm_dashboard() -> int:
+    """The port of the dashboard of `vllm_app`."""
+    from benchmarks.live.servers import free_ports
+
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="session")
+def vllm_app(
+    tmp_path_factory: pytest.TempPathFactory, vllm_traces: "Collector", vllm_dashboard: int
+) -> "Iterator[App]":
     """A whole Sluice on real vLLM engines, started once for all tests that need one; see tests.live.vllm_app."""
     from tests.live.serving import config_file, serving
     from tests.live.vllm_app import chaos_config
 
-    file = config_file(tmp_path_factory.mktemp("vllm-app"), "cpu.yaml", chaos_config)
+    folder = tmp_path_factory.mktemp("vllm-app")
+
+    def with_a_dashboard(args: dict[str, Any]) -> None:
+        chaos_config(args)
+        args["dashboard"] = {"port": vllm_dashboard, "folder": str(folder)}
+
+    file = config_file(folder, "cpu.yaml", with_a_dashboard)
     traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{vllm_traces.port}"}
     with serving(file, environment=traced) as running:
         yield running

@@ -351,7 +351,9 @@ class FlowAgent:
         workers = [worker for worker in self._workers.values() if not worker.agent]
         gauges = {"workers": float(len(workers)), "agents": float(len(self._workers) - len(workers))}
         gauges["open"] = float(sum(len(worker.flows) for worker in workers))
-        gauges["held"] = float(desk.held(clock_s()))
+        held = desk.held(clock_s())
+        gauges["held"] = float(held.total())
+        gauges |= {f"held_level_{level}": float(number) for level, number in held.items()}
         gauges["doubles"] = float(len(self._publisher.doubles))
         for node in sorted({worker.node for worker in workers if worker.node is not None}):
             for side in Side:

@@ -345,12 +345,12 @@ class Desk:
 
     # ----------------------------------------------------------------------------------------------------- arbiter
 
-    def held(self, now_s: float) -> int:
-        """Returns how many flows of own workers wait with nothing in flight."""
+    def held(self, now_s: float) -> Counter[int]:
+        """Returns how many flows of own workers wait with nothing in flight, by their levels."""
         views = (
             self.arbiter.view(key, now_s) for key, (worker, _) in self._owners.items() if not worker.agent
         )
-        return sum(not view.posted for view in views)
+        return Counter(view.level for view in views if not view.posted)
 
     def apply(self, event: ev.FlowEvent, now_s: float, opened: Open | None = None) -> None:
         """Has the arbiter take an event, and sends the permits that follow. `opened` is the flow that the event

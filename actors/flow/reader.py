@@ -70,12 +70,14 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The read is over. `aborted` says that it did not move all its bytes; `held_s` is how long it waited for permits
-    with nothing in flight; `unscheduled` is why the rest was posted without one (None: it was not)."""
+    with nothing in flight; `unscheduled` is why the rest was posted without one (None: it was not). `level` is the
+    lowest one (the largest number) at which a part was permitted, None where none was."""
 
     flow_id: str
     aborted: bool
     held_s: float
     unscheduled: UnscheduledReason | None
+    level: int | None = None
 
 
 Action = Post | Send | Finished
@@ -96,6 +98,7 @@ class _Read:
     aborted: bool = False
     held_s: float = 0.0
     unscheduled: UnscheduledReason | None = None
+    level: int | None = None
 
     @property
     def held(self) -> bool:
@@ -266,6 +269,7 @@ class Reader:
                 break
             read.posted += 1
         self.permits += 1
+        read.level = max(read.level or 0, permit.level)
         return [self._post(read, first, size, permit.level, now_s)]
 
     def _post_unscheduled(self, read: _Read, reason: UnscheduledReason, now_s: float) -> list[Action]:
@@ -287,4 +291,4 @@ class Reader:
 
     def _finish(self, read: _Read) -> list[Action]:
         del self._reads[read.flow.flow_id]
-        return [Finished(read.flow.flow_id, read.aborted, read.held_s, read.unscheduled)]
+        return [Finished(read.flow.flow_id, read.aborted, read.held_s, read.unscheduled, read.level)]

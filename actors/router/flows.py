@@ -98,6 +98,9 @@ class FlowAgents:
         return gauges
 
 
+_HELD_AT = "held_level_"
+
+
 def _status(report: FlowReport) -> FlowAgentStatus:
     gauges, totals, kind = report.gauges, report.totals, "_bytes_per_s "
     ports = {name.replace(kind, " "): value for name, value in gauges.items() if kind in name}
@@ -109,6 +112,11 @@ def _status(report: FlowReport) -> FlowAgentStatus:
         granted=int(totals.get("permits", 0)),
         unscheduled_share=_unscheduled_share(totals),
         bytes_per_s=ports,
+        held_by_level={
+            name.removeprefix(_HELD_AT): int(number)
+            for name, number in sorted(gauges.items())
+            if name.startswith(_HELD_AT)
+        },
     )
 
 

@@ -60,6 +60,8 @@ def parts_of(attempt: Attempt) -> Iterator[Part]:
             "sluice.transfer.seconds": attempt.transfer_s,
             "sluice.transfer.held_seconds": attempt.held_s,
         }
+        if attempt.level is not None:
+            moved["sluice.transfer.level"] = attempt.level
         yield _part(
             "transfer", attempt, times.decode_routed_s, times.attempt_first_s, attempt.decode_engine, moved
         )

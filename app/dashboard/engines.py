@@ -173,12 +173,20 @@ class Engines:
         return None if info is None else {"role": info.role, "duty": info.duty}
 
     def levels(self) -> list[dict[str, Any]]:
-        """Returns the priority levels of the flow scheduler with the bytes that agents permit per second. How many
-        flows a level holds is not reported.
+        """Returns the priority levels of the flow scheduler with the bytes that agents permit per second, and the reads
+        that they hold now; null without an agent.
         """
+        agents = self.status.flows if self.status is not None and self.connected else ()
+        held: Counter[str] = Counter()
+        for agent in agents:
+            held.update(agent.held_by_level)
         return [
-            {"level": int(level) if level.isdigit() else level, "bytes_per_s": round(rate, 1), "held": None}
-            for level, rate in sorted(self._levels.items())
+            {
+                "level": int(level),
+                "bytes_per_s": round(self._levels.get(level, 0.0), 1),
+                "held": held[level] if agents else None,
+            }
+            for level in sorted({*self._levels, *held}, key=int)
         ]
 
     def shown(self) -> dict[str, dict[str, Any]]:

@@ -40,6 +40,7 @@ def shown_request(answered: Answered, at: float) -> Shown:
         "prompt_tokens": answered.input_tokens,
         "output_tokens": answered.output_tokens,
         "cached_tokens": _cached_tokens(attempts),
+        "trace_id": answered.trace_id or None,
         "parts": list(_parts(attempts, start_s)),
     }
 

@@ -23,6 +23,7 @@ class _Moved(NamedTuple):
     n_bytes: int
     seconds: float
     held_s: float
+    level: int | None
 
 
 class Transfers:
@@ -40,7 +41,9 @@ class Transfers:
 
     def add(self, request: str, attempt: Attempt, pair: Pair, at_s: float) -> None:
         """Counts the transfer of an attempt that ended at `at_s` between the nodes of `pair`."""
-        self._moved.append(_Moved(at_s, pair, attempt.transfer_bytes, attempt.transfer_s, attempt.held_s))
+        self._moved.append(
+            _Moved(at_s, pair, attempt.transfer_bytes, attempt.transfer_s, attempt.held_s, attempt.level)
+        )
         self._totals[pair] = self._totals.pop(pair, 0) + 1
         if len(self._totals) > 4 * MOST_PAIRS:
             self._totals.popitem(last=False)
@@ -53,7 +56,7 @@ class Transfers:
             "bytes": attempt.transfer_bytes,
             "seconds": round(attempt.transfer_s, 6),
             "held_s": round(attempt.held_s, 6),
-            "level": None,
+            "level": attempt.level,
             "tier": None if path is None else path.tier,
         }
         if len(self._slowest) < SLOWEST or attempt.transfer_s > self._slowest[-1]["seconds"]:
@@ -77,7 +80,9 @@ class Transfers:
         return found
 
     def shown(self, levels: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns all of it for the page; `levels` are the priority levels of the flow scheduler."""
+        """Returns all of it for the page; `levels` are the priority levels of the flow scheduler, to which the time is
+        added that the window's transfers were held at each.
+        """
         rates: dict[Pair, float] = {}
         for one in self._moved:
             rates[one.pair] = rates.get(one.pair, 0.0) + one.n_bytes / WINDOW_S
@@ -89,8 +94,12 @@ class Transfers:
             "slowest": self._slowest,
             "seconds": {"p50": quantile(seconds, 0.5), "p95": quantile(seconds, 0.95)},
             "held_s": {"p50": quantile(held, 0.5), "p95": quantile(held, 0.95)},
-            "levels": levels,
+            "levels": [{**one, "held_s": self._held_s(one["level"])} for one in levels],
         }
+
+    def _held_s(self, level: int) -> Value:
+        """Returns the 95th percentile of the time that the window's transfers at a level were held back."""
+        return quantile(sorted(one.held_s for one in self._moved if one.level == level), 0.95)
 
     def _pair(self, pair: Pair, rate: float) -> dict[str, Any]:
         path = self._paths.get(pair)

@@ -358,6 +358,7 @@ class IngressConnections:
                     message.descriptors,
                     message.cached_tokens,
                     message.held_s,
+                    message.level,
                 )
                 self._happens(message.attempt_id, admitted)
             case Failed():

@@ -159,7 +159,10 @@ class IngressRequest(Connected):
         moved = self.admission if self.prefilled is not None else None
         if moved is not None:
             attempt = attempt._replace(
-                transfer_bytes=moved.transfer_bytes, transfer_s=moved.transfer_s, held_s=moved.held_s
+                transfer_bytes=moved.transfer_bytes,
+                transfer_s=moved.transfer_s,
+                held_s=moved.held_s,
+                level=moved.level,
             )
         kept.attempts.append(attempt)
 

@@ -101,7 +101,7 @@ class Admitted(NamedTuple):
     """The engine that decodes has a slot and the KV, and the prefill engine's copy has been freed.
 
     `transfer_bytes`, `transfer_s` and `descriptors` measure the pull of the KV; they are 0 where nothing was pulled.
-    A flow scheduler held the pull back for `held_s`, which `transfer_s` leaves out.
+    A flow scheduler held the pull back for `held_s`, which `transfer_s` leaves out, and permitted it at `level`.
     """
 
     transfer_bytes: int = 0
@@ -109,6 +109,7 @@ class Admitted(NamedTuple):
     descriptors: int = 0
     cached_tokens: int = 0
     held_s: float = 0.0
+    level: int | None = None
 
 
 class Output(NamedTuple):

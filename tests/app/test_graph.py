@@ -108,7 +108,14 @@ def test_kuberay_names_the_listener_and_leaves_serve_its_port() -> None:
     assert ports["serve"] == serve["http_options"]["port"]
     assert (ports["sluice"], ports["metrics"]) == (config.ingress.port, config.ingress.metrics_port)
     assert of_kind("Service")["sluice"]["spec"]["ports"][0]["targetPort"] == "sluice"
-    wanted = {r for g in (*config.engines, config.ingress) for r in g.resources}
+    (page,) = container(GROUPS["dashboard"])["ports"]
+    service = of_kind("Service")["sluice-dashboard"]["spec"]
+    assert page["containerPort"] == service["ports"][0]["port"] == config.dashboard_port
+    assert service["ports"][0]["targetPort"] == page["name"]
+    assert service["selector"] == GROUPS["dashboard"]["template"]["metadata"]["labels"]
+    # browsers in the cluster call it by the name of its Service
+    assert config.dashboard.hosts == ("sluice-dashboard",)
+    wanted = {r for g in (*config.engines, config.ingress, config.dashboard) for r in g.resources}
     offered = {r for g in GROUPS.values() for r in json.loads(json.loads(g["rayStartParams"]["resources"]))}
     assert wanted == offered
     containers = [head, *map(container, GROUPS.values())]
@@ -159,11 +166,13 @@ def test_kuberay_survives_the_loss_of_any_pod() -> None:
     for name, group in GROUPS.items():
         labels = group["template"]["metadata"]["labels"]
         assert labels == {"sluice.io/role": name}
-        assert labels in budgets
+        # the dashboard has one pod, and nothing of serving waits for it
+        assert (labels in budgets) == (name != "dashboard")
         one = container(group)
         assert {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": "600"} in one["env"]
         assert {"readinessProbe", "livenessProbe"} <= set(one)
     assert container(GROUPS["ingress"])["readinessProbe"]["httpGet"]["path"] in OBSERVED
+    assert container(GROUPS["dashboard"])["readinessProbe"]["tcpSocket"] == {"port": "page"}
 
 
 BEFORE: dict[str, Any] = {

@@ -287,7 +287,10 @@ class Cluster:
             "slowest": slowest,
             "seconds": {"p50": 0.034, "p95": 0.21},
             "held_s": {"p50": 0.0, "p95": 0.062},
-            "levels": [{"level": n, "bytes_per_s": load * 3e8 / (n + 1), "held": n} for n in range(2)],
+            "levels": [
+                {"level": n + 1, "bytes_per_s": load * 3e8 / (n + 1), "held": n, "held_s": 0.004 * n}
+                for n in range(2)
+            ],
         }
 
     # ------------------------------------------------------------------------------------------------------ requests
@@ -347,6 +350,7 @@ class Cluster:
             "prompt_tokens": draw.randrange(30, 900),
             "output_tokens": tokens,
             "cached_tokens": draw.randrange(0, 30),
+            "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736" if tokens % 2 else None,
             "parts": parts,
         }
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.live.collector import Collector, attributes
+from sluice.admin import Dashboard
 from tests.live.serving import PATIENCE_S, App
 from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 
@@ -164,3 +166,63 @@ def test_vllm_s_spans_stand_below_the_request_s_and_the_start_s(
         span.trace_id for span in list(vllm_traces.spans) if span.name.startswith(("POST", "engine start"))
     }
     assert {span.trace_id for span in list(vllm_traces.spans) if span.name == "llm_request"} <= ours
+
+
+def test_one_request_is_seen_whole_on_the_dashboard(
+    vllm_app: App, vllm_traces: Collector, vllm_dashboard: int
+) -> None:
+    """Prefill and decode on two engines, as the page gets it: waterfall, decisions, KV bytes, and the trace's id."""
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    body = {"prompt": prompt_of(60), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{vllm_app.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    n_prompt = answer.json()["usage"]["prompt_tokens"]
+    end_s = time.monotonic() + PATIENCE_S
+    with Dashboard(f"http://127.0.0.1:{vllm_dashboard}") as dashboard:
+        while (seen := dashboard.request(answer.headers["x-request-id"])).request is None:
+            assert time.monotonic() < end_s, "the request did not come to the dashboard"
+            time.sleep(0.5)
+        _, snapshot = next(dashboard.watch())
+    shown, explained = seen.request, seen.explain
+    assert shown in snapshot["requests"]["latest"]
+    assert (shown["prompt_tokens"], shown["output_tokens"], shown["status"]) == (n_prompt, 8, 200)
+
+    # the parts follow one another from the arrival to the end, each on its engine
+    parts = shown["parts"]
+    assert [part["name"] for part in parts] == ["queue", "prefill", "pool", "transfer", "decode"]
+    prefill, decode = parts[1]["engine"], parts[4]["engine"]
+    assert (prefill.partition("-")[0], decode.partition("-")[0]) == ("prefill", "decode")
+    assert [part["engine"] for part in parts] == [None, prefill, prefill, decode, decode]
+    assert all(a["end_s"] == b["start_s"] for a, b in pairwise(parts))
+    assert 0 <= parts[0]["start_s"] < 0.1 and 0 <= shown["e2e_s"] - parts[4]["end_s"] < 0.1
+    assert parts[3]["end_s"] == shown["ttft_s"]
+
+    assert explained is not None, seen.explain_message
+    prefilled, decoded = explained.decisions
+    assert (prefilled.action, decoded.action) == ("RoutePrefill", "RouteDecode")
+    for decision, engine in ((prefilled, prefill), (decoded, decode)):
+        assert decision.policy is not None and decision.policy.formula
+        assert decision.decision is not None and decision.decision.worker == engine
+        assert [one.worker for one in decision.decision.ranking] == [engine]
+
+    # whole blocks of KV have moved, but for those that were cached
+    (moved,) = explained.transfers
+    computed = n_prompt - shown["cached_tokens"]
+    assert computed * KV_TOKEN_BYTES <= moved.n_bytes <= (n_prompt + BLOCK) * KV_TOKEN_BYTES
+    assert parts[3]["note"].startswith(f"{moved.n_bytes / 1e6:.2f} MB in ")
+    assert snapshot["transfers"]["pairs"][0]["transfers"] > 0
+
+    # the trace that the page names has vLLM's own spans below ours
+    assert shown["trace_id"] == trace_id
+
+    def spans(name: str) -> list[Any]:
+        return [
+            span for span in list(vllm_traces.spans) if span.name == name and span.trace_id.hex() == trace_id
+        ]
+
+    while not (spans("POST /v1/completions") and len(spans("llm_request")) == 2):
+        assert time.monotonic() < end_s, sorted({span.name for span in vllm_traces.spans})
+        time.sleep(0.5)
+    (whole,) = spans("POST /v1/completions")
+    assert {span.parent_span_id for span in spans("llm_request")} == {whole.span_id}

@@ -1,19 +1,31 @@
-"""An experiment that sets numbers of engines where an autoscaler decides, and gives them back to its policy."""
+"""An application with an autoscaler: experiments that set numbers of engines and give them back to its policy, and the
+dashboard's page in a real browser, whose figures are those of status and metrics, and whose changes hold.
+"""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from playwright.sync_api import expect
 
+from app.admin_key import key_path
 from app.dashboard.store import RunStore
 from benchmarks.live.experiment.stored import load
+from benchmarks.live.servers import free_ports
+from benchmarks.watching.chromium import Opened, browser, open_page
+from sluice import Sluice, SluiceError
+from sluice.admin import Dashboard
+from tests.dashboard.browsing import needs_chromium
 from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -26,16 +38,30 @@ def scaled(args: dict[str, Any]) -> None:
     that a higher number serves at once, however long a process takes to start.
     """
     small = {"kind": "sim", "num_cpus": 0.02}
+    slow = {"timing": {"decode_base_s": 0.02}}
+    bounds = {"min": 1, "max": 3, "warm": 1}
     args["engines"] = [
         {"name": "p", "role": "prefill", **small, "scaling": {"min": 1, "max": 1}},
-        {"name": "d", "role": "decode", **small, "replicas": 1, "scaling": {"min": 1, "max": 3, "warm": 1}},
+        {"name": "d", "role": "decode", **small, "options": slow, "replicas": 1, "scaling": bounds},
     ]
     args["scaling"] = {"enabled": True, "policy": "fixed"}
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    with serving(config_file(tmp_path_factory.mktemp("counts"), "sim.yaml", scaled)) as running:
+def port() -> int:
+    """The dashboard's port."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[App]:
+    folder = str(tmp_path_factory.mktemp("dashboard"))
+
+    def with_a_dashboard(args: dict[str, Any]) -> None:
+        scaled(args)
+        args["dashboard"] = {"port": port, "folder": folder}
+
+    with serving(config_file(tmp_path_factory.mktemp("counts"), "sim.yaml", with_a_dashboard)) as running:
         yield running
 
 
@@ -116,3 +142,229 @@ def test_numbers_beyond_a_group_s_bounds_are_refused_before_the_load(app: App, t
     process = run(app, tmp_path, 5, [{"at_s": 1, "scale": {"d": 9}}])
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2 and "the group may have 1 to 3" in out
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+@pytest.fixture(scope="module")
+def opened(app: App, port: int) -> Iterator[Opened]:
+    """A page that an administrator has opened. Nothing may be said on its console, and no other host asked."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not key_path(port).exists():
+        assert time.monotonic() < end_s, app.log.read_text()[-2000:]
+        time.sleep(0.2)
+    with browser() as chromium:
+        page = open_page(chromium, f"http://127.0.0.1:{port}", key_path(port).read_text().strip(), width=1920)
+        yield page
+        page.close()
+        assert (page.said, page.foreign) == ([], [])
+
+
+def until(opened: Opened, condition: Callable[[], Any], what: str) -> Any:
+    """Polls until the condition returns something true, and returns that; the page goes on meanwhile."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end_s, what
+        opened.page.wait_for_timeout(100)
+    return found
+
+
+@contextmanager
+def streams(app: App, number: int) -> Iterator[None]:
+    """Keeps this many answers under way, each of a minute and more."""
+    ends = threading.Event()
+
+    def read() -> None:
+        # a stream that ends is followed by another
+        with Sluice(app.url) as client:
+            while not ends.is_set():
+                with (
+                    contextlib.suppress(SluiceError),
+                    client.stream_completions("a", max_tokens=6000) as stream,
+                ):
+                    for _ in stream:
+                        if ends.is_set():
+                            break
+
+    threads = [threading.Thread(target=read) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        app.wait_idle()
+
+
+READ = """() => ({
+  cells: Object.fromEntries([...document.querySelectorAll(".state-line .cell")].map((cell) =>
+    [cell.querySelector(".name").textContent, cell.querySelector(".value").textContent])),
+  lanes: [...document.querySelectorAll(".lane:not(.lane-names)")].map((lane) => ({
+    id: lane.querySelector(".id").textContent, role: lane.querySelector(".role").getAttribute("title"),
+    slots: lane.querySelector(".bar-text").textContent,
+    counts: [...lane.querySelectorAll(".n")].map((one) => one.textContent),
+  })),
+})"""
+
+
+def shown_by_status(status: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the page is to show of `/sluice/status`, in its words."""
+    requests = status["requests"]
+    cells = {"queue": requests["queued"], "pool": requests["pool"], "in flight": requests["in_flight"]}
+    return {
+        "cells": {name: str(n) for name, n in (cells | {"leases": status["leases"]}).items()},
+        "lanes": {
+            one["id"]: [
+                one["role"],
+                f"{one['running']} / {one['slots']}",
+                str(one["waiting"]),
+                str(one["leases"]),
+            ]
+            for one in status["engines"]
+        },
+    }
+
+
+def shown_by_metrics(app: App, engines: list[str]) -> dict[str, Any]:
+    """Returns the same of `/metrics`, but for roles."""
+
+    def figure(name: str, **labels: str) -> str:
+        return str(int(app.metric(f"sluice_{name}", **labels)))
+
+    names = {"queue": "queued", "pool": "pool", "in flight": "in_flight", "leases": "leases"}
+    return {
+        "cells": {cell: figure(f"router_{name}") for cell, name in names.items()},
+        "lanes": {
+            one: [
+                f"{figure('engine_running', engine=one)} / {figure('engine_slots', engine=one)}",
+                figure("engine_waiting", engine=one),
+                figure("engine_leases", engine=one),
+            ]
+            for one in engines
+        },
+    }
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_figures_on_the_page_are_those_of_status_and_metrics(app: App, opened: Opened) -> None:
+    opened.go("engines")
+    last: list[Any] = []
+
+    def page_says_the_same(running: int) -> bool:
+        """Figures that are read within one second may be of two; they are read again until all of them agree."""
+        before = shown_by_status(app.status())
+        metrics = shown_by_metrics(app, list(before["lanes"]))
+        page = opened.page.evaluate(READ)
+        shown = {
+            "cells": {name: page["cells"][name] for name in before["cells"]},
+            "lanes": {one["id"]: [one["role"], one["slots"], *one["counts"]] for one in page["lanes"]},
+        }
+        without_roles = {one: figures[1:] for one, figures in shown["lanes"].items()}
+        last[:] = [shown, before, metrics]
+        return (
+            shown == before == shown_by_status(app.status())
+            and {"cells": shown["cells"], "lanes": without_roles} == metrics
+            and shown["cells"]["in flight"] == str(running)
+        )
+
+    with streams(app, 3):
+        until(opened, lambda: page_says_the_same(3), f"page, status and metrics with 3 streams: {last}")
+        assert page_tokens(app, opened) == pytest.approx(1.0, abs=0.2)
+    until(opened, lambda: page_says_the_same(0), f"page, status and metrics of an idle application: {last}")
+
+
+def page_tokens(app: App, opened: Opened) -> float:
+    """Returns the output tokens per second that the page showed for ten seconds, as a share of what `/metrics` counted
+    in that time. Their seconds do not begin together, so two of ten may differ.
+    """
+    began_s, before = time.monotonic(), app.metric("sluice_engine_decode_tokens_total")
+    shown: dict[float, float] = {}
+    read = """async () => {
+      const { feed } = await import("/static/js/live.js");
+      return [feed.at, document.querySelectorAll(".state-line .cell .value")[3].firstChild.textContent];
+    }"""
+    while len(shown) < 10:
+        at, text = opened.page.evaluate(read)
+        shown[at] = float(text.replace(",", ""))
+        assert time.monotonic() - began_s < PATIENCE_S, shown
+        opened.page.wait_for_timeout(100)
+    counted = app.metric("sluice_engine_decode_tokens_total") - before
+    return sum(shown.values()) / len(shown) / (counted / (time.monotonic() - began_s))
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_a_policy_that_is_switched_on_the_page_decides_the_next_request(app: App, opened: Opened) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    opened.go("control")
+    page.get_by_role("tab", name="Decode").click()
+    before = app.http.get(f"{app.url}/sluice/admin/policy").json()["decode"]["name"]
+    assert before != "round_robin"
+    page.get_by_label("Policy", exact=True).select_option("round_robin")
+    page.get_by_role("button", name="Review the change").click()
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(dialog).to_have_count(0)
+    assert decided(app, opened) == "round_robin"
+    opened.go("control")
+    undo(opened)
+    assert decided(app, opened) == before
+
+
+def decided(app: App, opened: Opened) -> str:
+    """Returns the decode policy that decided a new request, as `explain` says it; the page must say the same."""
+    with Sluice(app.url) as client:
+        answer = client.completions("who decides", max_tokens=3)
+        assert answer.request_id is not None
+        route = client.explain(answer.id).decisions[-1]
+    assert route.action == "RouteDecode" and route.policy is not None
+    opened.go("requests", answer.request_id)
+    formula = opened.page.locator(".decision").last.locator("dd").first
+    expect(formula).to_contain_text(route.policy.name)
+    return route.policy.name
+
+
+def serving_engines(status: dict[str, Any]) -> int:
+    """Returns the number of engines that are ready and get requests."""
+    return sum((one["state"], one["duty"]) == ("ready", "active") for one in status["engines"])
+
+
+def undo(opened: Opened) -> None:
+    """Undoes the last change that can be undone, on the Control view."""
+    log, dialog = opened.page.locator("section", has_text="Audit log").last, opened.page.get_by_role("dialog")
+    log.get_by_role("button", name="Undo").first.click()
+    dialog.get_by_role("button", name="Undo").click()
+    expect(dialog).to_have_count(0)
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_numbers_and_bounds_are_changed_on_the_page_and_undone(app: App, opened: Opened, port: int) -> None:
+    page, dialog = opened.page, opened.page.get_by_role("dialog")
+    opened.go("control")
+    page.get_by_label("engines of d", exact=True).fill("2")
+    page.get_by_role("button", name="Set these numbers").click()
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(dialog).to_have_count(0)
+    app.wait(lambda status: serving_engines(status) == 3, "a second decode engine")
+    engines = page.locator(".state-line .cell", has_text="engines")
+    expect(engines).to_contain_text("3 ready", timeout=30_000)
+    page.get_by_label("max of d", exact=True).fill("2")
+    page.get_by_role("button", name="Set these bounds").click()
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(dialog).to_have_count(0)
+    assert [group["max"] for group in scaling(app)["groups"]] == [1, 2]
+    # what the page says of it, the SDK says, too
+    with Dashboard(f"http://127.0.0.1:{port}") as dashboard:
+        assert [one.what for one in dashboard.changes()[:2]] == ["bounds: d max 2", "numbers of engines: d 2"]
+    undo(opened)
+    assert [group["max"] for group in scaling(app)["groups"]] == [1, 3]
+    undo(opened)
+    assert scaling(app)["mode"] == "auto"
+    # back to one decode engine, which is where the other tests begin
+    app.http.put(f"{app.url}/sluice/admin/scale", json={"counts": {"d": 1}}).raise_for_status()
+    app.wait(lambda status: serving_engines(status) == 2, "one decode engine")
+    app.http.put(f"{app.url}/sluice/admin/scale", json={"mode": "auto"}).raise_for_status()

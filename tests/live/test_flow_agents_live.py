@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.live.servers import free_ports
+from sluice.admin import Dashboard
 from tests.live.serving import PATIENCE_S, ROOT, App, command_line, config_file, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -27,8 +29,20 @@ def scheduled(args: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    with serving(config_file(tmp_path_factory.mktemp("flows"), "sim.yaml", scheduled)) as running:
+def port() -> int:
+    """The dashboard's port."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[App]:
+    folder = str(tmp_path_factory.mktemp("dashboard"))
+
+    def with_a_dashboard(args: dict[str, Any]) -> None:
+        scheduled(args)
+        args["dashboard"] = {"port": port, "folder": folder}
+
+    with serving(config_file(tmp_path_factory.mktemp("flows"), "sim.yaml", with_a_dashboard)) as running:
         yield running
 
 
@@ -73,6 +87,21 @@ def test_reads_are_permitted_and_explained(app: App) -> None:
         return any(flow["first_level"] >= 1 and not flow["unscheduled"] for flow in explained)
 
     until(app, is_explained, f"no flow is explained: {explained}")
+
+
+def test_the_dashboard_shows_the_level_of_each_transfer_and_what_levels_hold(app: App, port: int) -> None:
+    seen: list[Any] = []
+
+    def shown() -> bool:
+        with Dashboard(f"http://127.0.0.1:{port}") as dashboard:
+            _, snapshot = next(dashboard.watch())
+        seen.append(snapshot["transfers"])
+        slowest, levels = seen[-1]["slowest"], seen[-1]["levels"]
+        known = {one["level"] for one in slowest if one["level"] is not None}
+        held = [one["held"] for one in levels]
+        return bool(known) and known <= {one["level"] for one in levels} and None not in held
+
+    until(app, shown, f"the last of what the dashboard showed: {seen[-1:]}")
 
 
 def test_the_policy_is_changed_at_the_agents(app: App) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.flow import FlowMover
 from actors.engine.sim.links import LinkPacer
+from actors.flow.reader import Finished
 from policies.engine_model.timing import TimingProfile
 from policies.flow.base import Flow
 from policies.flow.stages import collective
@@ -69,7 +70,7 @@ class Collectives:
             return None
         return self._timing.transfer_s(n_bytes)
 
-    def _arrived(self, exchange: _Exchange, busy_s: float, held_s: float, reason: str | None) -> None:
+    def _arrived(self, exchange: _Exchange, busy_s: float, finished: Finished, reason: str | None) -> None:
         exchange.left -= 1
         if not exchange.left:
             self.ended += 1

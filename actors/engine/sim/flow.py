@@ -31,9 +31,9 @@ Move = Callable[[int, int], float | None]
 """Starts to move part `number` of a flow, of a number of bytes. Returns the seconds that the bytes take; None if
 `FlowMover.arrived` is called for them."""
 
-Ended = Callable[[float, float, str | None], None]
-"""Is called when nothing of a flow is on its way any more, with the seconds that it moved, the seconds that it was held
-back, and why it ended before its last byte (None: it did not, or it was aborted)."""
+Ended = Callable[[float, Finished, str | None], None]
+"""Is called when nothing of a flow is on its way any more, with the seconds that it moved, what the reader says of its
+end, and why it ended before its last byte (None: it did not, or it was aborted)."""
 
 MOST_CHUNKS = 256
 """Most chunks of one read, so that a large read on a slow link does not make thousands of messages."""
@@ -234,4 +234,4 @@ class FlowMover:
             return
         found = self._flows.pop(finished.flow_id)
         busy_s = max(0.0, self._loop.time() - found.begun_s - finished.held_s)
-        found.ended(busy_s, finished.held_s, found.reason)
+        found.ended(busy_s, finished, found.reason)

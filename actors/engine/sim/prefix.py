@@ -23,6 +23,7 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.flow import FlowMover
 from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.tasks import PrefillTask
+from actors.flow.reader import Finished
 from policies.engine_model import scheduler, text
 from policies.engine_model.blocks import Allocation
 from policies.engine_model.borrowing import Borrowed, borrow, give_up, keep
@@ -260,7 +261,7 @@ class PrefixReads:
             self._mover.arrived(*read.parts[part], seconds)
 
     def _flow_ended(
-        self, read: "_PrefixRead", flow_id: str, busy_s: float, held_s: float, reason: str | None
+        self, read: "_PrefixRead", flow_id: str, busy_s: float, finished: Finished, reason: str | None
     ) -> None:
         del read.flows[flow_id]
         self._missing.pop(flow_id, None)

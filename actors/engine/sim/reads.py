@@ -18,6 +18,7 @@ from actors.engine.sim.flow import FlowMover
 from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.peers import Puller, SimHandle
 from actors.engine.sim.tasks import DecodeTask
+from actors.flow.reader import Finished
 from actors.wire.messages import Admitted
 from policies.engine_model.scheduler import EngineModel
 from policies.engine_model.timing import TimingProfile
@@ -192,14 +193,14 @@ class KvReads:
             self._puller.chunk(handle, number, size)
             return None
 
-        def ended(busy_s: float, held_s: float, reason: str | None) -> None:
-            self._flow_ended(task, n_bytes, busy_s, held_s, reason)
+        def ended(busy_s: float, finished: Finished, reason: str | None) -> None:
+            self._flow_ended(task, n_bytes, busy_s, finished, reason)
 
         bound_s = min(self._config.lease_s * OVERDUE_SHARE, max(0.0, msg.timeout_s - waited_s))
         self._mover.submit(flow, bound_s, move, ended)
 
     def _flow_ended(
-        self, task: DecodeTask, n_bytes: int, busy_s: float, held_s: float, reason: str | None
+        self, task: DecodeTask, n_bytes: int, busy_s: float, finished: Finished, reason: str | None
     ) -> None:
         """Ends a read by permit, of which nothing is on its way any more."""
         del self._flow_of[task]
@@ -207,7 +208,7 @@ class KvReads:
             self.failed(task, reason)
             return
         hold_s = self._config.hold_transfers_s
-        task.transfer = self._loop.call_later(hold_s, self._ended, task, n_bytes, busy_s, held_s)
+        task.transfer = self._loop.call_later(hold_s, self._ended, task, n_bytes, busy_s, finished)
 
     def _bytes_to_read(self, task: DecodeTask) -> int:
         """Returns the number of bytes of the task's KV that are not cached here."""
@@ -216,8 +217,12 @@ class KvReads:
             return 0
         return handle.kv_bytes * (handle.tokens - task.seqs[0].cached_tokens) // handle.tokens
 
-    def _ended(self, task: DecodeTask, n_bytes: int, seconds: float, held_s: float = 0.0) -> None:
-        """Ends a read that took `seconds`, without the configured hold and the `held_s` for which it had no permit."""
+    def _ended(
+        self, task: DecodeTask, n_bytes: int, seconds: float, finished: Finished | None = None
+    ) -> None:
+        """Ends a read that took `seconds`, without the configured hold and the time for which it had no permit. A read
+        by permit has `finished`.
+        """
         handle, seq = cast(SimHandle, task.handle), task.seqs[0]
         self._tasks.discard(task)
         self.end_remote(handle)
@@ -231,7 +236,8 @@ class KvReads:
             self.blocks += blocks
             self._model.loaded(seq)
             task.started = True
+            held_s, level = (0.0, None) if finished is None else (finished.held_s, finished.level)
             self._sink.admitted(
-                Admitted(task.attempt_id, n_bytes, seconds, blocks, seq.cached_tokens, held_s)
+                Admitted(task.attempt_id, n_bytes, seconds, blocks, seq.cached_tokens, held_s, level)
             )
         self._kick()

@@ -246,7 +246,7 @@ class FlowThread:
         read = self._reads[finished.flow_id]
         if self._scheduled:
             read.unscheduled = finished.unscheduled or ""
-            read.permit_wait_s = finished.held_s
+            read.permit_wait_s, read.level = finished.held_s, finished.level
         if read.whole and not read.aborted and read.error is None:
             self.checks.begin(read, self._clock())
         else:

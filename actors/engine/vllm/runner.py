@@ -523,6 +523,7 @@ class TaskRunner:
                 task.descriptors,
                 cached_tokens,
                 task.held_s,
+                task.level,
             )
         )
 
@@ -541,6 +542,7 @@ class TaskRunner:
         task.transfer_s = max(task.transfer_s, transfer.seconds)
         task.descriptors += transfer.descriptors
         task.held_s = max(task.held_s, transfer.held_s)
+        task.level = max(filter(None, (task.level, transfer.level)), default=None)
         task.kv_failed |= not transfer.ok
         if (
             task.transfer_reports == self._config.tensor_parallel_size

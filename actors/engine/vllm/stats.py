@@ -17,7 +17,7 @@ from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READIN
 class Transfer:
     """The pull of one request's KV by one worker, as the worker measured it: `seconds` in which something was in
     flight, `held_s` in which nothing was, whether checksums differed, and why a part was read without a flow
-    scheduler's permit (empty: it was not, or there is no scheduler).
+    scheduler's permit (empty: it was not, or there is no scheduler), and the priority `level` of its permits.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class Transfer:
     held_s: float
     corrupt: bool = False
     unscheduled: str = ""
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

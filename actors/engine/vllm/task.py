@@ -68,6 +68,7 @@ class EngineTask:
     transfer_bytes: int = 0
     transfer_s: float = 0.0
     held_s: float = 0.0
+    level: int | None = None
     descriptors: int = 0
     kv_failed: bool = False
     # The field of the request from which a grammar for the output was made.

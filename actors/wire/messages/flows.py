@@ -7,6 +7,8 @@ in bytes and times are durations in seconds.
 
 from typing import Literal
 
+import msgspec
+
 from actors.wire.messages.base import Part, Wire
 from policies.flow.base import Flow
 
@@ -164,8 +166,8 @@ class FlowReport(Wire, frozen=True):
 
 class FlowAgentStatus(Part, frozen=True):
     """One agent as `sluice status` shows it: its node, its policy, the reads that are open and those of them that are
-    held with nothing in flight, the permits that it gave in all, the share of its reads that went without one, and the
-    learned bandwidth of its ports in bytes/s, by names as `ingress n1`.
+    held with nothing in flight, the permits that it gave in all, the share of its reads that went without one, the
+    learned bandwidth of its ports in bytes/s, by names as `ingress n1`, and the held reads by priority level.
     """
 
     node: str
@@ -175,6 +177,7 @@ class FlowAgentStatus(Part, frozen=True):
     granted: int
     unscheduled_share: float
     bytes_per_s: dict[str, float]
+    held_by_level: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class SetFlowPolicy(Wire, frozen=True):

@@ -138,7 +138,8 @@ class PrefillDone(Wire, frozen=True):
 class Admitted(Wire, frozen=True):
     """The decode engine now holds the attempt's KV, or needs none from elsewhere. The prefill engine's copy is freed by
     the engines themselves. The transfer took `transfer_s` for `transfer_bytes` in `descriptors` pieces, without the
-    time `held_s` for which a flow scheduler held it back.
+    time `held_s` for which a flow scheduler held it back. `level` is the lowest priority level (the largest number) at
+    which a part of it was permitted, None without a scheduler.
     """
 
     attempt_id: str
@@ -147,6 +148,7 @@ class Admitted(Wire, frozen=True):
     descriptors: int = 0
     cached_tokens: int = 0
     held_s: float = 0.0
+    level: int | None = None
 
 
 class Out(Part, frozen=True):

@@ -69,7 +69,7 @@ def test_a_report_that_cannot_be_ends_its_connection_and_changes_nothing_else(
     with pytest.raises(BadMessage):
         desk.take(worker, bad, 1.0)
     # a report to the router asks for this
-    assert desk.held(1.0) == 0
+    assert desk.held(1.0) == {}
     desk.left(worker, 1.0)
     assert (len(desk), len(desk.arbiter), desk.open) == (1, 1, 1)
     desk.take(other, ChunkDone("f", 100, 0.1, True), 2.0)

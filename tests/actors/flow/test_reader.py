@@ -60,7 +60,7 @@ def test_a_read_is_posted_chunk_by_chunk_as_it_is_permitted() -> None:
     assert reader.received(Permitted("f", 10, 1), 1.6) == [third]
     # it waited from 1.0 to 1.1 and from 1.4 to 1.6 with nothing in flight
     ended = reader.chunk_done(third, 0.1, 1.7)
-    assert ended == [Send(ChunkDone("f", 10, 0.1, True)), Finished("f", False, about(0.3), None)]
+    assert ended == [Send(ChunkDone("f", 10, 0.1, True)), Finished("f", False, about(0.3), None, 3)]
     assert (reader.permits, reader.unscheduled, reader.waits) == (3, {}, False)
 
 
@@ -128,7 +128,7 @@ def test_at_its_bound_a_read_is_posted_though_the_agent_lives() -> None:
     # the agent hears of every chunk, and of the end with the last
     assert reader.chunk_done(rest, 0.3, 1.8) == [Send(ChunkDone("f", 30, 0.3))]
     ended = reader.chunk_done(first, 0.8, 1.9)
-    assert ended == [Send(ChunkDone("f", 10, 0.8, True)), Finished("f", False, about(0.1), "bound")]
+    assert ended == [Send(ChunkDone("f", 10, 0.8, True)), Finished("f", False, about(0.1), "bound", 4)]
 
 
 def test_a_new_agent_is_told_what_is_left_and_what_is_on_its_way() -> None:
@@ -171,7 +171,7 @@ def test_after_an_abort_nothing_is_posted_and_the_end_waits_for_the_chunk_in_fli
     assert reader.abort("f", 0.2) == []
     assert reader.chunk_done(post, 0.2, 0.3) == [
         Send(ChunkDone("f", 10, 0.2, True)),
-        Finished("f", True, 0.0, None),
+        Finished("f", True, 0.0, None, 1),
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_chunk_that_failed_has_moved_no_bytes() -> None:
     assert reader.chunk_done(first, None, 0.2) == [Send(ChunkDone("f", 0, 0.0))]
     assert reader.chunk_done(second, 0.2, 0.3) == [
         Send(ChunkDone("f", 10, 0.2, True)),
-        Finished("f", True, about(0.0), None),
+        Finished("f", True, about(0.0), None, 1),
     ]
 
 

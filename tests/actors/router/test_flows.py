@@ -108,6 +108,15 @@ async def test_without_an_agent_there_is_no_flow_policy_to_set(router: RouterSer
     assert told["flow"] is None and json.dumps(told["available"]["flow"]["mfs"])
 
 
+async def test_the_reads_that_agents_hold_are_shown_by_level(router: RouterServer) -> None:
+    channel = await connect(router.addresses, lambda: Channel(Identity("agent", "a"), lambda c, m: None))
+    gauges = {"open": 4.0, "held": 3.0, "held_level_2": 1.0, "held_level_7": 2.0}
+    channel.send(wire.FlowReport("z", "mfs", {}, gauges))
+    await until(lambda: [one.held_by_level for one in router.status().flows] == [{"2": 1, "7": 2}])
+    assert router.status().flows[0].held == 3
+    channel.close()
+
+
 async def test_an_agent_that_connects_again_is_not_counted_twice(router: RouterServer) -> None:
     me = Identity("agent", "again")
     for permits in (3.0, 5.0, 2.0):

@@ -129,6 +129,7 @@ def test_a_request_is_seen_whole() -> None:
     assert shown == {
         "id": "req-1", "attempts": ["1-1"], "at": T + 0.8, "class": "interactive", "status": 200, "result": "met",
         "ttft_s": 0.05, "tpot_s": 0.01, "e2e_s": 0.14, "prompt_tokens": 7, "output_tokens": 10, "cached_tokens": 4,
+        "trace_id": None,
         "parts": shown["parts"],
     }  # fmt: skip
     parts = [(p["name"], p["start_s"], p["end_s"], p["engine"], p["note"]) for p in shown["parts"]]
@@ -145,6 +146,33 @@ def test_a_request_is_seen_whole() -> None:
     # 3 MB in a window of 15 s
     assert pair["bytes_per_s"] == 200_000.0
     assert feed.requests.find("req-1") == feed.requests.find("1-1") == feed.requests.find("cmpl-1") == shown
+
+
+def agent(**held: int) -> wire.FlowAgentStatus:
+    by_level = {level.removeprefix("level_"): n for level, n in held.items()}
+    return wire.FlowAgentStatus("n", "mfs", 9, sum(held.values()), 3, 0.0, {}, by_level)
+
+
+def test_priority_levels_have_bytes_reads_that_are_held_and_the_time_of_holding() -> None:
+    feed = started()
+    by_level = {"flow_bytes_level_1": 0.0, "flow_bytes_level_12": 0.0}
+    feed.status_is(status(report(), totals=by_level, flows=(agent(level_12=2),)), T + 1)
+    by_level = {"flow_bytes_level_1": 6000.0, "flow_bytes_level_12": 0.0}
+    agents = (agent(level_12=2, level_3=1), agent(level_12=3))
+    feed.status_is(status(report(), totals=by_level, flows=agents), T + 3)
+    slow = answered("slow")
+    slow.kept.attempts[0] = slow.kept.attempts[0]._replace(transfer_s=0.5, held_s=0.25, level=12)
+    feed.observed("a", observed(100.2, requests=[slow, answered("by nobody's leave")]), T + 3)
+    told = feed.tick(T + 3)["transfers"]
+    assert told["levels"] == [
+        {"level": 1, "bytes_per_s": 3000.0, "held": 0, "held_s": None},
+        {"level": 3, "bytes_per_s": 0.0, "held": 1, "held_s": None},
+        {"level": 12, "bytes_per_s": 0.0, "held": 5, "held_s": 0.25},
+    ]
+    assert [(one["level"], one["held_s"]) for one in told["slowest"]] == [(12, 0.25), (None, 0.0)]
+    # without an agent nobody knows what is held
+    feed.status_is(status(report(), totals=by_level), T + 4)
+    assert {one["held"] for one in feed.tick(T + 4)["transfers"]["levels"]} == {None}
 
 
 def test_the_worst_requests_are_failed_ones_then_missed_ones_then_slow_ones() -> None:

@@ -136,6 +136,7 @@ class ChunkedRead:
         self.refused = ""
         """Why what was read must not be used; empty if it may be."""
         self.permit_wait_s = 0.0
+        self.level: int | None = None
         """Seconds in which it waited for permits with nothing in flight; 0 if there is no flow scheduler."""
         self.unscheduled = ""
         """Why a part was read without a permit; empty if it was not, or if there is no flow scheduler."""

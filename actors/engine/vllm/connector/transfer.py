@@ -63,7 +63,8 @@ def tuned_agents(delay_us: int) -> Iterator[None]:
 @dataclass
 class TransferFacts:
     """Totals of one request's reads. `seconds` is the time in which chunks of the longest read were in flight, and
-    `held_s` the longest time in which one waited for permits. `refused` says why what was read must not be used, and
+    `held_s` the longest time in which one waited for permits; `level` is the lowest priority level (the largest number)
+    of their permits, None without a scheduler. `refused` says why what was read must not be used, and
     `unscheduled` why a part of it was read without a flow scheduler's permit; both are empty otherwise.
     """
 
@@ -73,6 +74,7 @@ class TransferFacts:
     held_s: float = 0.0
     refused: str = ""
     unscheduled: str = ""
+    level: int | None = None
 
 
 class TransferAgent:
@@ -192,6 +194,7 @@ class TransferAgent:
         facts.held_s = max(facts.held_s, handle.permit_wait_s)
         facts.refused = facts.refused or handle.refused
         facts.unscheduled = facts.unscheduled or handle.unscheduled
+        facts.level = max(filter(None, (facts.level, handle.level)), default=None)
         return handle.telemetry()
 
     def release_xfer_handle(self, handle: Any) -> None:

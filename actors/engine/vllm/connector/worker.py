@@ -388,6 +388,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 held_s,
                 corrupt,
                 facts.unscheduled,
+                facts.level,
             ]
         )
 

@@ -83,6 +83,7 @@ async def test_a_read_by_permit_moves_every_byte_and_says_the_same(site: Site, p
         admitted = await d.client.wait(f"r{n}", Admitted)
         assert admitted.transfer_bytes == 51 * 20_000
         assert admitted.transfer_s > 0 and admitted.held_s >= 0
+        assert admitted.level is not None and admitted.level >= 1
     c = await site.rig.node(sim_engine(SimEngineConfig("c")), "c")
     for n in range(3):
         c.client.decode(f"r{n}", [n + 1, *PROMPT], max_tokens=4)

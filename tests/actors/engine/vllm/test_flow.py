@@ -49,6 +49,7 @@ def ended(thread: FlowThread, read: ChunkedRead) -> ChunkedRead:
 def test_a_read_is_one_chunk_posted_at_once_and_checked(pair: Pair, alone: FlowThread) -> None:
     read = ended(alone, pair.read("r", pair.lend("r")))
     assert (read.state, read.refused, read.unscheduled, read.chunks) == ("DONE", "", "", 1)
+    assert read.level is None
     assert pair.same()
     read.release()
     pair.table.close("r")
@@ -262,6 +263,7 @@ def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: NarrowAgent, pa
     other.done()
     until(lambda: other.client.step() or read.state == "DONE")
     assert (read.refused, read.unscheduled) == ("", "")
+    assert read.level is not None and read.level >= 1
     assert read.chunks == 8
     assert pair.same()
     assert read.held_s(time.monotonic()) > 0.2

@@ -79,7 +79,7 @@ function Whole({ request }) {
     ["prompt", `${count(request.prompt_tokens)} tokens`], ["cached", `${count(request.cached_tokens)} tokens`], ["output", `${count(request.output_tokens)} tokens`],
   ];
   return html`<${Panel} title="Where the time went" note=${`began ${clock(request.at, 3)}, ${request.class ?? "no class"}, status ${request.status ?? NONE}`} actions=${html`<${Result} request=${request} />`}>
-    <h3 class="mono break">${request.id}</h3>
+    <h3 class="mono break">${request.id}</h3>${request.trace_id && html`<p class="note">trace <span class="mono">${request.trace_id}</span></p>`}
     <div class="figures">${figures.map(([name, value]) => html`<div class="figure" key=${name}><span class="name">${name}</span><span class="value">${value}</span></div>`)}</div>
     <${Waterfall} request=${request} />
   <//>`;

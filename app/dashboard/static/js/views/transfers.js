@@ -43,8 +43,8 @@ export function Transfers() {
         <${Figure} name="held back, median" value=${seconds(held?.p50)} /><${Figure} name="held back, 95th percentile" value=${seconds(held?.p95)} />
       </div>
       ${levels.length > 0 && html`<${Table} label="Priority levels" columns=${[
-        { name: "level", title: "Level", number: true }, { name: "rate", title: "Now", number: true }, { name: "held", title: "Held now", number: true }]}
-        rows=${levels.map((one) => ({ key: one.level, level: one.level, rate: live(bytesRate(one.bytes_per_s)), held: live(count(one.held)) }))} />`}
+        { name: "level", title: "Level", number: true }, { name: "rate", title: "Now", number: true }, { name: "held", title: "Held now", number: true }, { name: "time", title: "Held for, p95", number: true }]}
+        rows=${levels.map((one) => ({ key: one.level, level: one.level, rate: live(bytesRate(one.bytes_per_s)), held: live(count(one.held)), time: live(seconds(one.held_s)) }))} />`}
     <//>
     <${Panel} title="Bandwidth by pair" wide=${true} note=${`${count(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}${fitting.length > MOST_PAIRS ? `, the ${MOST_PAIRS} busiest shown` : ""}`}
       actions=${html`<label class="inline">Find <input type="search" value=${find} placeholder="engine or node" onInput=${(e) => setFind(e.target.value)} /></label>`}>

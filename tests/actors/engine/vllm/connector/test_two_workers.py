@@ -23,7 +23,8 @@ def test_vllm_reads_by_chunks_and_sees_leases_that_have_ended(integrity: str) ->
     """Of an aborted read vLLM gives the lender's blocks back, as after any read."""
     result = seen(plain, integrity=integrity)
     assert result["read"] == {
-        "failed": False, "bytes": 5 * BLOCK_BYTES, "corrupt": False, "unscheduled": "", "given_back": True,
+        "failed": False, "bytes": 5 * BLOCK_BYTES, "corrupt": False, "unscheduled": "", "level": None,
+        "given_back": True,
     }  # fmt: skip
     assert result["same"] is True
     assert (result["stale"]["failed"], result["stale"]["corrupt"]) == (True, False)
@@ -71,6 +72,7 @@ def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tm
         agent.wait()
         agent.stdout.close()
     assert (result["permitted"]["failed"], result["permitted"]["unscheduled"]) == (False, "")
+    assert result["permitted"]["level"] >= 1
     assert result["same"] is True
     # with the 20 ms by default it would take no second
     assert (result["silent"]["failed"], result["silent"]["unscheduled"]) == (False, "silent")

@@ -143,6 +143,7 @@ class Pair:
                 for entry in self.d.worker.xfer_stats.data[TRANSFERS]:
                     if entry[0] == request_id:
                         seen["bytes"], seen["corrupt"], seen["unscheduled"] = entry[2], entry[6], entry[7]
+                        seen["level"] = entry[8]
             if request_id in self.p.step().finished_sending:
                 seen["given_back"] = True
             return "failed" in seen and (seen["failed"] or "given_back" in seen)
