@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -58,15 +59,16 @@ class OwnRay:
 
         for attempt in range(START_ATTEMPTS):
             try:
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    namespace="serve",
-                    _temp_dir=self._folder.name,
-                    _node_ip_address="127.0.0.1",
-                    object_store_memory=256 * 2**20,
-                )
+                with _fewer_processes():
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        namespace="serve",
+                        _temp_dir=self._folder.name,
+                        _node_ip_address="127.0.0.1",
+                        object_store_memory=256 * 2**20,
+                    )
                 break
             except Exception as error:
                 # Ray gives its GCS and its raylet 30 s each, which is too little on an overloaded machine.
@@ -175,6 +177,32 @@ class OwnRay:
         os.environ[RESTARTS] = str(restarts() + 1)
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextmanager
+def _fewer_processes() -> Iterator[None]:
+    """Lets a Ray that starts meanwhile do without three processes, which cost seconds: the autoscaler of nodes, which
+    has no node to add here, the forwarder of logs to this process, which `log_to_driver` turns off, and the server of
+    Ray's dashboard, which `include_dashboard` leaves without a dashboard.
+    """
+    from ray._private import node
+
+    class Lean(node.Node):
+        def start_monitor(self) -> None:
+            pass
+
+        def start_log_monitor(self) -> None:
+            pass
+
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
+
+    whole = node.Node
+    node.Node = Lean
+    try:
+        yield
+    finally:
+        node.Node = whole
 
 
 def restarts() -> int:

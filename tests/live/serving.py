@@ -157,13 +157,15 @@ def _status(process: psutil.Process) -> str:
         return str(psutil.STATUS_ZOMBIE)
 
 
-def config_file(directory: Path, source: str, change: Any = None) -> Path:
+def config_file(directory: Path, source: str, change: Any = None, proxy: bool = False) -> Path:
     """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`.
 
     It has one ingress on every machine, whose figures are then those of the application, and no dashboard, unless
-    `change` asks for more.
+    `change` asks for more. Serve's own port is served with `proxy` only: that takes a process more.
     """
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
+    if not proxy:
+        schema["proxy_location"] = "Disabled"
     args = schema["applications"][0]["args"]
     if change is not None:
         change(args)

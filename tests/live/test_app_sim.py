@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    with serving(config_file(tmp_path_factory.mktemp("sim"), "sim.yaml")) as running:
+    with serving(config_file(tmp_path_factory.mktemp("sim"), "sim.yaml", proxy=True)) as running:
         yield running
     assert not key_file(running).exists()
 

@@ -16,36 +16,36 @@ SCRIPT = Path(__file__).with_name("two_agents.py")
 ROOT = SCRIPT.parents[5]
 
 
-def seen(how: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """Returns the facts of a stopped lender and of a killed one."""
     environment = {**os.environ, "UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), how],
+        [sys.executable, str(SCRIPT), "stop", "kill"],
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, run.stdout + run.stderr
-    result = json.loads(lines[0].removeprefix("SEEN "))
-    assert isinstance(result, dict)
-    return result
+    lines = [line.removeprefix("SEEN ") for line in run.stdout.splitlines() if line.startswith("SEEN ")]
+    assert len(lines) == 2, run.stdout + run.stderr
+    return {**json.loads(lines[0]), **json.loads(lines[1])}
 
 
 @pytest.mark.timeout(400)
-def test_a_stopped_lender_holds_a_read_which_ends_when_it_goes_on() -> None:
+def test_a_stopped_lender_holds_a_read_which_ends_when_it_goes_on(seen: dict[str, Any]) -> None:
     """The check of the lease gives up and keeps its memory; the lender is not asked again; then all ends well."""
-    assert seen("stop") == {
+    assert seen["stop"] == {
         "first": True, "stuck": "PROC", "timed_out": True, "refused": True, "overdue": 1,
         "state": "DONE", "overdue_at_end": 0, "second": True, "copied": True,
     }  # fmt: skip
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_lender_ends_its_reads() -> None:
+def test_a_killed_lender_ends_its_reads(seen: dict[str, Any]) -> None:
     """Both reads end as errors, so that the blocks of both can be used again."""
-    result = seen("kill")
+    result = seen["kill"]
     assert (result["stuck"], result["overdue"], result["overdue_at_end"]) == ("PROC", 1, 0)
     assert result["state"] not in ("PROC", "DONE")
     assert result["second"] is False

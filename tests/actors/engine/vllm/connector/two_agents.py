@@ -1,14 +1,14 @@
-"""A borrower whose lender is stopped or killed in the middle of a read: `python two_agents.py stop|kill`.
+"""A borrower whose lender is stopped or killed in the middle of a read: `python two_agents.py stop kill`.
 
-The lender is a process of its own. UCX moves data over TCP (the environment says so), because between processes of one
-node it would copy a stopped process's memory without its help. Prints a JSON object of what was seen.
+Both are processes of their own, forked from this one, whose imports take more time than a read. UCX moves data over TCP
+(the environment says so), because between processes of one node it would copy a stopped process's memory without its
+help. Prints a JSON object of what was seen for each word.
 """
 
 import base64
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -29,30 +29,35 @@ def agent(name: str) -> Any:
         return nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=1, capture_telemetry=True))
 
 
-def lend() -> None:
+def lend(tell: int, borrower: int) -> None:
+    """Tells one end of a pipe what can be read, and ends with the process at the other end of another one."""
     lender = agent("lender")
     table = GenerationTable(lender, ["UCX"])
     table.open("r", SLOT, GENERATION)
     data = np.arange(COUNT, dtype=np.uint64)
     kept = lender.register_memory([(data.ctypes.data, data.nbytes, 0, "")], "DRAM")
     facts = [table.address, data.ctypes.data, base64.b64encode(lender.get_agent_metadata()).decode()]
-    print("LENDER " + json.dumps(facts), flush=True)
-    sys.stdin.read()
+    os.write(tell, json.dumps(facts).encode() + b"\n")
+    os.read(borrower, 1)
     del kept
 
 
 def borrow(how: str) -> dict[str, Any]:
-    lender = subprocess.Popen(
-        [sys.executable, __file__, "lend"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    told, tell = os.pipe()
+    borrower, here = os.pipe()
+    lender = os.fork()
+    if lender == 0:
+        os.close(here)
+        lend(tell, borrower)
+        os._exit(0)
+    os.close(tell)
     try:
-        assert lender.stdout is not None
-        line = next(line for line in lender.stdout if line.startswith("LENDER "))
-        table, address, metadata = json.loads(line.removeprefix("LENDER "))
-        return disturbed(how, lender.pid, table, address, base64.b64decode(metadata))
+        with os.fdopen(told) as facts:
+            table, address, metadata = json.loads(facts.readline())
+        return disturbed(how, lender, table, address, base64.b64decode(metadata))
     finally:
-        lender.kill()
-        lender.wait()
+        os.kill(lender, signal.SIGKILL)
+        os.waitpid(lender, 0)
 
 
 def disturbed(how: str, pid: int, table: int, address: int, metadata: bytes) -> dict[str, Any]:
@@ -107,9 +112,11 @@ def disturbed(how: str, pid: int, table: int, address: int, metadata: bytes) -> 
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "lend":
-        lend()
-    else:
-        print("SEEN " + json.dumps(borrow(sys.argv[1])), flush=True)
-        # NIXL's threads may wait for a peer that is gone.
-        os._exit(0)
+    for word in sys.argv[1:]:
+        # NIXL's threads do not survive a fork: here there are none yet.
+        child = os.fork()
+        if child == 0:
+            print("SEEN " + json.dumps({word: borrow(word)}), flush=True)
+            # NIXL's threads may wait for a peer that is gone.
+            os._exit(0)
+        os.waitpid(child, 0)
