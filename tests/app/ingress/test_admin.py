@@ -244,7 +244,14 @@ async def test_status_shows_flow_agents_and_says_nothing_of_flows_without_them(
 
     await until(shown, "the agent's figures")
     flow = (await made.client.get("/sluice/status")).json()["flow"]
-    figures = {"open": 0, "held": 0, "granted": 0, "unscheduled_share": 0.0, "bytes_per_s": {}}
+    figures = {
+        "open": 0,
+        "held": 0,
+        "granted": 0,
+        "unscheduled_share": 0.0,
+        "bytes_per_s": {},
+        "held_by_level": {},
+    }
     assert flow == {
         "policy": "mfs",
         "held": 0,
