@@ -33,41 +33,52 @@ class SSEDecoder:
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._partial = b""
+        self._name = b""
         self._data: list[bytes] = []
         self._size_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Returns the payloads of the events that `chunk` completes.
+        """Returns the payloads of the events that `chunk` completes. Raises as `events` does."""
+        return [payload for _, payload in self.events(chunk)]
+
+    def events(self, chunk: bytes) -> list[tuple[str, str]]:
+        """Returns the names of the events that `chunk` completes ("message" for one without) and their payloads.
 
         Raises InvalidResponseError for bad UTF-8 or a huge event.
         """
         lines = (self._partial + chunk).splitlines(keepends=True)
         # A trailing CR may be half of a CRLF: it stays until the next byte is known.
         self._partial = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
-        payloads = []
+        found = []
         for line in lines:
-            payload = self._line(line.rstrip(b"\r\n"))
-            if payload is not None:
-                payloads.append(payload)
+            event = self._line(line.rstrip(b"\r\n"))
+            if event is not None:
+                found.append(event)
         if self._size_bytes + len(self._partial) > self._max_event_bytes:
             raise InvalidResponseError(f"an event of the stream is larger than {self._max_event_bytes} bytes")
-        return payloads
+        return found
 
-    def _line(self, line: bytes) -> str | None:
+    def _line(self, line: bytes) -> tuple[str, str] | None:
         if not line:
             return self._dispatch()
         field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value[1:] if value.startswith(b" ") else value)
-            self._size_bytes += len(value)
+            self._data.append(value)
+        elif field == b"event":
+            self._name = value
+        else:
+            return None
+        self._size_bytes += len(value)
         return None
 
-    def _dispatch(self) -> str | None:
-        if not self._data:
+    def _dispatch(self) -> tuple[str, str] | None:
+        name, data, is_empty = self._name, b"\n".join(self._data), not self._data
+        self._name, self._data, self._size_bytes = b"", [], 0
+        if is_empty:
             return None
-        data, self._data, self._size_bytes = b"\n".join(self._data), [], 0
         try:
-            return data.decode("utf-8")
+            return name.decode("utf-8") or "message", data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InvalidResponseError(f"an event of the stream is not UTF-8: {error}") from error
 

@@ -110,17 +110,17 @@ class Dashboard(Transport):
     def watch(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields what the page gets: a ("snapshot", {..}) of the last 15 minutes, then a ("delta", {..}) a second.
 
-        It ends when the connection does; a second call begins with a new snapshot.
+        Whoever takes them too slowly for the dashboard to keep what comes between gets a new snapshot instead. It ends
+        when the connection does; a second call begins with a new snapshot.
         """
         call = self._call("GET", "/api/stream")
         opened = self._open(call, Deadline(None))
         try:
             check_event_stream(call, opened.response.headers)
-            decoder, kind = SSEDecoder(), "snapshot"
+            decoder = SSEDecoder()
             for piece in opened.response.iter_bytes():
-                for payload in decoder.feed(piece):
-                    yield kind, _object(payload, call)
-                    kind = "delta"
+                for name, payload in decoder.events(piece):
+                    yield name, _object(payload, call)
         except httpx.RequestError as error:
             raise opened.failure(error) from error
         finally:

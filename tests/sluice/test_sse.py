@@ -34,6 +34,12 @@ def test_events_of_one_chunk(raw: bytes, events: list[str]) -> None:
     assert SSEDecoder().feed(raw) == events
 
 
+def test_events_have_their_names() -> None:
+    raw = b"event: snapshot\nid: 7\ndata: a\n\ndata: b\n\nevent: lost\n\ndata: c\n\nevent:delta\ndata: d\n\n"
+    named = [("snapshot", "a"), ("message", "b"), ("message", "c"), ("delta", "d")]
+    assert SSEDecoder().events(raw) == named
+
+
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"))
 
 

@@ -200,3 +200,17 @@ def test_an_answer_that_is_no_object_is_said() -> None:
         pytest.raises(InvalidResponseError, match="expected a JSON object"),
     ):
         d.session()
+
+
+def test_a_watcher_that_has_fallen_behind_is_told_that_it_gets_a_new_snapshot() -> None:
+    sent = [("snapshot", 1), ("delta", 2), ("snapshot", 9), ("delta", 10)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        text = "".join(f'event: {name}\nid: {seq}\ndata: {{"seq": {seq}}}\n\n' for name, seq in sent)
+        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+    with (
+        httpx.Client(transport=httpx.MockTransport(answer)) as http,
+        Dashboard("http://board", key=ADMIN, http_client=http) as client,
+    ):
+        assert [(name, value["seq"]) for name, value in client.watch()] == sent
