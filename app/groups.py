@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from actors.engine.registry import ENGINES, engine_config, engine_kind
 from actors.options import from_options
+from actors.scaling.bounds import MOST, excluded
 from actors.scaling.fleet import Group
 from actors.scaling.journal import ScalingJournalConfig
 from policies.scaling.base import ScalingPolicy
@@ -85,11 +86,11 @@ class GroupScalingConfig(Strict):
     left then goes on elsewhere, where it can.
     """
 
-    min: Annotated[int, Field(ge=0, le=4096)] = 1
-    max: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="default: replicas and warm")
-    warm: Annotated[int, Field(ge=0, le=4096)] = 0
-    warm_max: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="default: warm")
-    spare: Annotated[int, Field(ge=0, le=4096)] = 0
+    min: Annotated[int, Field(ge=0, le=MOST)] = 1
+    max: Annotated[int, Field(ge=1, le=MOST)] | None = Field(None, description="default: replicas and warm")
+    warm: Annotated[int, Field(ge=0, le=MOST)] = 0
+    warm_max: Annotated[int, Field(ge=0, le=MOST)] | None = Field(None, description="default: warm")
+    spare: Annotated[int, Field(ge=0, le=MOST)] = 0
     drain_s: Annotated[float, Field(gt=0, le=3600)] | None = Field(
         None, description="default: 5 s above the lease of the group's engines"
     )
@@ -102,7 +103,7 @@ class EngineGroupConfig(EngineConfig):
     first bundle holds the replica.
     """
 
-    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    replicas: Annotated[int, Field(ge=0, le=MOST)] = 1
     num_cpus: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Ray CPUs that a replica reserves; default 0.1"
     )
@@ -161,11 +162,9 @@ class EngineGroupConfig(EngineConfig):
                 f"{where}.scaling.max is {self.most}: it must be at least replicas and warm,"
                 f" {self.replicas} + {own.warm}"
             )
-        if not own.warm <= self.warm_most <= self.most - least:
-            raise ValueError(
-                f"{where}.scaling.warm_max is {self.warm_most}: it must be {own.warm}..{self.most - least}, from warm"
-                " to max less min"
-            )
+        why = excluded(f"{where}.scaling", least, self.most, own.warm, self.warm_most)
+        if why is not None:
+            raise ValueError(why)
 
     @property
     def engine(self) -> EngineConfig:

@@ -5,8 +5,8 @@
     min, max    the replicas of a group, warm ones among them
     warm        replicas that wait warm beside those that serve; warm_max: most that the policy may keep so
 
-What is not named stays. The rules are those of the configuration (`engines[].scaling`), of which these are the keys:
-min <= max and warm <= warm_max <= max - min. Nothing here does I/O.
+What is not named stays. The configuration (`engines[].scaling`) has the same keys and rules: min <= max and
+warm <= warm_max <= max - min. Nothing here does I/O.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from actors.scaling.fleet import Group
 
 KEYS = ("min", "max", "warm", "warm_max")
 MOST = 4096
-"""Largest bound, as in the configuration."""
+"""Largest bound."""
 
 
 class BadScale(ValueError):
@@ -52,13 +52,23 @@ def _checked(name: str, group: Group, asked: Mapping[str, int]) -> Group:
     least, most = asked.get("min", group.least), asked.get("max", group.most)
     warm = asked.get("warm", group.warm)
     warm_most = asked.get("warm_max", max(warm, group.warm_most) if "warm" in asked else group.warm_most)
-    if most < max(1, least):
-        raise BadScale(f"{name}.max is {most}: it must be {max(1, least)}..{MOST}, at least min")
-    if warm > most - least:
-        raise BadScale(f"{name}.warm is {warm}: it must be 0..{most - least}, at most max less min")
-    if not warm <= warm_most <= most - least:
-        raise BadScale(
-            f"{name}.warm_max is {warm_most}: it must be {warm}..{most - least}, from warm to max less min"
-        )
+    why = excluded(name, least, most, warm, warm_most)
+    if why is not None:
+        raise BadScale(why)
     begun = group.deployed - group.first
     return replace(group, least=least, most=most, warm=warm, warm_max=warm_most, first_warm=begun)
+
+
+def excluded(where: str, least: int, most: int, warm: int, warm_most: int) -> str | None:
+    """Returns which of these bounds another one excludes, behind the name `where` of the group, with the values that it
+    may have; None if they go together.
+    """
+    if most < max(1, least):
+        return f"{where}.max is {most}: it must be {max(1, least)}..{MOST}, at least min"
+    if warm > most - least:
+        return f"{where}.warm is {warm}: it must be 0..{most - least}, at most max less min"
+    if not warm <= warm_most <= most - least:
+        return (
+            f"{where}.warm_max is {warm_most}: it must be {warm}..{most - least}, from warm to max less min"
+        )
+    return None

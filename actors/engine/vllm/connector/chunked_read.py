@@ -136,8 +136,9 @@ class ChunkedRead:
         self.refused = ""
         """Why what was read must not be used; empty if it may be."""
         self.permit_wait_s = 0.0
-        self.level: int | None = None
         """Seconds in which it waited for permits with nothing in flight; 0 if there is no flow scheduler."""
+        self.level: int | None = None
+        """The lowest priority level (the largest number) of its permits; None if it had none."""
         self.unscheduled = ""
         """Why a part was read without a permit; empty if it was not, or if there is no flow scheduler."""
         self.aborted = False
