@@ -211,7 +211,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _require_traceable(experiment: Experiment, options: Options) -> None:
     """Raises ExperimentError for runs whose code nobody could find again, if their results are to be committed."""
-    if not _to_be_committed(options):
+    if not _is_committed(options.out):
         return
     if options.keep_stale:
         raise ExperimentError(
@@ -228,20 +228,26 @@ def _require_traces(name: str, experiment: Experiment, options: Options) -> None
     """Says on the error output which published traces of an experiment are not here, so that it has fewer cases or
     stand-ins. Raises ExperimentError if its results are to be committed.
     """
-    from benchmarks.workloads.catalog import missing_traces, traces_of
-
-    paths = runner.code_paths(experiment)
-    missing = missing_traces(paths, traces_of(paths))
+    missing = _missing_traces(experiment)
     if not missing:
         return
     said = f"{name} WITHOUT {', '.join(missing)}: it has fewer cases, or stand-ins; give --traces DIR"
-    if _to_be_committed(options):
+    if _is_committed(options.out):
         raise ExperimentError(f"{said}, without which nothing goes into {COMMITTED}")
     print(f"{'*' * 100}\nWARNING: {said}\n{'*' * 100}", file=sys.stderr, flush=True)
 
 
-def _to_be_committed(options: Options) -> bool:
-    return options.out.resolve().is_relative_to(COMMITTED.resolve())
+def _missing_traces(experiment: Experiment) -> list[str]:
+    """Returns the published traces that an experiment names and that are not here."""
+    from benchmarks.workloads.catalog import missing_traces, traces_of
+
+    paths = runner.code_paths(experiment)
+    return sorted(missing_traces(paths, traces_of(paths)))
+
+
+def _is_committed(folder: Path) -> bool:
+    """Returns whether results in a folder are, or will be, in the repository."""
+    return folder.resolve().is_relative_to(COMMITTED.resolve())
 
 
 def _cpu_s() -> float:
@@ -372,13 +378,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _require_verifiable(name: str, experiment: Experiment, folder: Path) -> None:
     """Raises ExperimentError where the outcome could not be traced, or where published traces are missing."""
-    from benchmarks.workloads.catalog import missing_traces, traces_of
-
-    paths = runner.code_paths(experiment)
-    missing = missing_traces(paths, traces_of(paths))
+    missing = _missing_traces(experiment)
     if missing:
         raise ExperimentError(f"{name} needs {', '.join(missing)}: give --traces DIR")
-    if folder.resolve().is_relative_to(COMMITTED.resolve()) and not is_clean(paths):
+    if _is_committed(folder) and not is_clean(runner.code_paths(experiment)):
         raise ExperimentError(
             f"{experiment.__name__} depends on files that differ from the commit: commit the code first, or copy"
             " the results and give --results"

@@ -12,6 +12,16 @@ _BAR_EVERY_S = 0.2
 _LINE_EVERY_S = 30.0
 
 
+def teller(clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """Returns a function that prints a line behind the seconds since this call."""
+    begun_s = clock()
+
+    def say(text: str) -> None:
+        print(f"[{clock() - begun_s:6.1f} s] {text}", flush=True)
+
+    return say
+
+
 class Progress:
     """The progress of `total` steps. It is a context manager, so that the bar ends when the work ends."""
 

@@ -16,7 +16,6 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from benchmarks.checkout import origin_of
@@ -28,38 +27,6 @@ from benchmarks.workloads.catalog import traces_of
 TOLERANCE = 1e-7
 """The relative difference up to which a measure is the same; stored measures have nine digits."""
 SHARE = 0.03
-
-
-@dataclass(slots=True)
-class Comparison:
-    """The outcome of a sample: how many runs it had, and those that differ, as sentences."""
-
-    runs: int = 0
-    different: list[str] = field(default_factory=list)
-
-    def add(self, job: Job, stored: Metrics, now: Metrics) -> None:
-        """Compares the stored measures of a run with those that it has now."""
-        self.runs += 1
-        found = [text for name, value in stored.items() if (text := _difference(name, value, now.get(name)))]
-        if found:
-            variant, seed = job
-            more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-            self.different.append(f"{variant.name}, seed {seed}: {', '.join(found[:2])}{more}")
-
-
-def _difference(name: str, stored: float | None, now: float | None) -> str:
-    """Returns how a measure differs as text, which is empty if it does not. A run may lack a measure."""
-    if stored is None or now is None:
-        same = stored is now
-    else:
-        same = math.isclose(stored, now, rel_tol=TOLERANCE)
-    if same:
-        return ""
-    return f"{name} is {_shown(now)}, was {_shown(stored)}"
-
-
-def _shown(value: float | None) -> str:
-    return "missing" if value is None else f"{value:.9g}"
 
 
 def sample(results: Results, code: str, share: float = SHARE) -> list[tuple[str, int]]:
@@ -93,19 +60,41 @@ def verify(
     now: dict[str, Config] = {
         variant.name: json.loads(json.dumps(variant.config)) for variant in experiment.variants(results.quick)
     }
-    compared, todo = Comparison(), []
-    for variant, seed in sample(results, here.code, share):
+    drawn, todo = sample(results, here.code, share), []
+    different: list[str] = []
+    for variant, seed in drawn:
         if now.get(variant) == results.variants[variant]:
             todo.append((Variant(variant, results.variants[variant]), seed))
         else:
-            compared.runs += 1
-            compared.different.append(f"{variant}, seed {seed}: the code has no such variant any more")
+            different.append(f"{variant}, seed {seed}: the code has no such variant any more")
 
     def finish(job: Job, outcome: Outcome) -> None:
-        compared.add(job, results.runs[job[0].name][job[1]], outcome[0])
+        variant, seed = job
+        found = differences(results.runs[variant.name][seed], outcome[0])
+        if found:
+            more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+            different.append(f"{variant.name}, seed {seed}: {', '.join(found[:2])}{more}")
 
     if todo:
         run_all(name, experiment, todo, jobs, finish)
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
     of = len(results.variants) * len(results.seeds)
-    return Verified(here, compared.runs, len(compared.different), of, date), compared.different
+    return Verified(here, len(drawn), len(different), of, date), different
+
+
+def differences(stored: Metrics, now: Metrics) -> list[str]:
+    """Returns in words how the measures of a run differ from those that were stored. A run may lack a measure."""
+    found = []
+    for name, before in stored.items():
+        after = now.get(name)
+        if before is None or after is None:
+            same = before is after
+        else:
+            same = math.isclose(before, after, rel_tol=TOLERANCE)
+        if not same:
+            found.append(f"{name} is {_shown(after)}, was {_shown(before)}")
+    return found
+
+
+def _shown(value: float | None) -> str:
+    return "missing" if value is None else f"{value:.9g}"

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -79,13 +79,7 @@ def vllm_app(
     from tests.live.serving import config_file, serving
     from tests.live.vllm_app import chaos_config
 
-    folder = tmp_path_factory.mktemp("vllm-app")
-
-    def with_a_dashboard(args: dict[str, Any]) -> None:
-        chaos_config(args)
-        args["dashboard"] = {"port": vllm_dashboard, "folder": str(folder)}
-
-    file = config_file(folder, "cpu.yaml", with_a_dashboard)
+    file = config_file(tmp_path_factory.mktemp("vllm-app"), "cpu.yaml", chaos_config, board=vllm_dashboard)
     traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{vllm_traces.port}"}
     with serving(file, environment=traced) as running:
         yield running

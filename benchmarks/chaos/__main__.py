@@ -45,6 +45,7 @@ from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
 from benchmarks.live.machine import at_the_end, command, save
 from benchmarks.live.servers import ROOT, Server, answers, running
+from benchmarks.progress import teller
 from benchmarks.results_io import write_text
 
 OUT = ROOT / "benchmarks" / "results" / "chaos"
@@ -129,10 +130,7 @@ def run_once(setup: Setup, seed: int, minutes: float, said: str, logs: Path | No
 
     `said` is the command, which the result keeps. If something is bad, the logs of all its processes go to `logs`.
     """
-    begun_s, machine = time.monotonic(), machine_facts()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:7.1f} s] {text}", flush=True)
+    say, machine = teller(), machine_facts()
 
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
         served = setup.command(Path(folder))

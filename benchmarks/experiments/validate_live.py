@@ -52,6 +52,7 @@ from benchmarks.live.openloop import Answer
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
 from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
+from benchmarks.progress import teller
 from benchmarks.sim.calibration import CalibrationError
 from benchmarks.sim.config import ControlPlane
 from benchmarks.workloads.record import WorkloadRequest
@@ -242,10 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--attempts", type=int, default=3, help="replays at most, while they are disturbed")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
     args = parser.parse_args(argv)
-    machine, begun_s = facts("benchmarks.experiments.validate_live"), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+    machine, say = facts("benchmarks.experiments.validate_live"), teller()
 
     make, seconds = (sim_setup, 60.0) if args.engines == "sim" else (vllm_setup, 150.0)
     setup = make(tuple(args.policies), args.seconds or seconds)

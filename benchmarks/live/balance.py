@@ -36,6 +36,7 @@ from benchmarks.live.servers import ROOT, Server, ServerError, administrator, ru
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 from benchmarks.loads import Window, look
 from benchmarks.plots import bars, figure, save
+from benchmarks.progress import teller
 
 POLICIES = (
     "join_shortest_queue",
@@ -283,11 +284,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup = replace(SETUPS[args.setup], **changes)
     if args.policies:
         setup = replace(setup, policies=tuple(args.policies))
-    machine, begun_s = record.facts("benchmarks.live.balance"), time.monotonic()
+    machine, say = record.facts("benchmarks.live.balance"), teller()
     kept = Parts(f"balance-{setup.name}", machine, asdict(setup))
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     say(f"{setup.connections} connections, {setup.rounds} rounds of about {setup.round_s:.0f} s of load")
     rounds = []

@@ -56,6 +56,7 @@ from benchmarks.live.netkv_tiers import scrape
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
 from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.live.stats import percentile
+from benchmarks.progress import teller
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane
 from benchmarks.workloads.record import WorkloadRequest
@@ -278,11 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status (module docstring)."""
     args = _arguments(argv)
     setup = Setup(**{name: getattr(args, name) for name in (*CHOSEN, "seed")})
-    machine, begun_s = facts("benchmarks.live.composition"), time.monotonic()
+    machine, say = facts("benchmarks.live.composition"), teller()
     kept = Parts("composition", machine, asdict(setup))
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     try:
         live, seen = measure_live(setup, say, kept)

@@ -27,6 +27,7 @@ from benchmarks.live.machine import command, facts
 from benchmarks.live.measure import COMPLETIONS, Measurement, Plan, TreeState
 from benchmarks.live.report import Results, markdown, summary, write
 from benchmarks.live.servers import ROOT, Command, Server, ServerError, running
+from benchmarks.progress import teller
 
 TOKENS = 16
 SIM_REQUESTS = {1: 300, 8: 2000, 32: 6000, 128: 8000}
@@ -50,12 +51,9 @@ class Bench:
         known = self.results.config | {"argv": options, "started_at": None}
         self.kept = Parts("overhead", self.results.machine, known)
         self.wrk = wrk.find(args.wrk)
-        self._start_s = time.monotonic()
+        self.say = teller()
         if self.wrk is None:
             self.note("wrk is not installed (Debian: apt install wrk): no rows of that client")
-
-    def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._start_s:6.1f} s] {text}", flush=True)
 
     def note(self, text: str) -> None:
         self.results.notes.append(text)

@@ -55,6 +55,7 @@ from benchmarks.live.load import body_of
 from benchmarks.live.openloop import Planned
 from benchmarks.live.servers import ROOT, Command, Server, ServerError, running
 from benchmarks.live.targets import sluice_app
+from benchmarks.progress import teller
 from benchmarks.steering import HandGiven, first_routes
 
 OUT = ROOT / "benchmarks" / "results" / "scaling_live"
@@ -570,11 +571,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup = replace(SMALL if args.small else Setup(), seed=args.seed)
     if args.pool is not None:
         setup = replace(setup, pool=args.pool)
-    machine, begun_s = record.facts("benchmarks.live.scaling"), time.monotonic()
+    machine, say = record.facts("benchmarks.live.scaling"), teller()
     kept = Parts("scaling", machine, asdict(setup))
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     parts: dict[str, Any] = {}
     for name in args.parts:

@@ -61,6 +61,7 @@ from benchmarks.live.openloop import Planned
 from benchmarks.live.scaling import OUT, App, activated, problems_of
 from benchmarks.live.servers import Server, ServerError, running
 from benchmarks.live.targets import MODEL, EngineOptions, model_directory, sluice_app
+from benchmarks.progress import teller
 from benchmarks.sim import starts as starts_of_sim
 from benchmarks.steering import HandGiven
 
@@ -500,11 +501,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
     args = parser.parse_args(argv)
     setup = replace(SMALL if args.small else Setup(), seed=args.seed)
-    machine, begun_s = record.facts("benchmarks.live.scaling_steps"), time.monotonic()
+    machine, say = record.facts("benchmarks.live.scaling_steps"), teller()
     kept = Parts("scaling_steps", machine, asdict(setup))
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     parts: dict[str, Any] = {}
     for name in args.parts:

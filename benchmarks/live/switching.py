@@ -24,6 +24,7 @@ from benchmarks.live.machine import command as said
 from benchmarks.live.machine import facts, save
 from benchmarks.live.servers import ROOT, Command, ServerError, administrator, running
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
+from benchmarks.progress import teller
 
 OUT = ROOT / "benchmarks" / "results" / "switching"
 TOKENS = 24
@@ -131,10 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
     args = parser.parse_args(argv)
     sim = args.engines == "sim"
-    machine, begun_s = facts("benchmarks.live.switching"), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+    machine, say = facts("benchmarks.live.switching"), teller()
 
     with tempfile.TemporaryDirectory(prefix="sluice-switching-") as name:
         command = (sim_command if sim else vllm_command)(Path(name))

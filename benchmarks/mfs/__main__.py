@@ -21,7 +21,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +44,7 @@ from benchmarks.mfs.engines import (
 )
 from benchmarks.mfs.reports import Reports
 from benchmarks.mfs.workload import BLOCK_TOKENS, KINDS, Arrival, Kind, Workload, arrivals, rate
+from benchmarks.progress import teller
 from benchmarks.results_io import write_text
 
 MODULE = "benchmarks.mfs.__main__"
@@ -127,10 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arbiter=args.arbiter,
         ),
     )
-    facts, begun_s = machine.facts(MODULE, CODE), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+    facts, say = machine.facts(MODULE, CODE), teller()
 
     parts = Parts(f"mfs-{plan.setup}", facts, asdict(plan))
     try:

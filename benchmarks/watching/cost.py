@@ -36,6 +36,7 @@ from benchmarks.live.load import Load, LoadResult, drive
 from benchmarks.live.machine import LIVE_CODE, command, facts, save
 from benchmarks.live.measure import CHAT, Plan, bodies, prompts
 from benchmarks.live.servers import ROOT, Server, running
+from benchmarks.progress import teller
 from benchmarks.watching.app import DASHBOARD, Watched, pids, tracing
 from benchmarks.watching.cost_report import BOARD, NOBODY, PAGES, TRACED, draw, rows, table
 
@@ -228,11 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     setup = Setup(rounds=args.rounds, seed=args.seed, browser=args.browser)
     setup = quick(setup) if args.quick else setup
-    machine, begun_s = facts("benchmarks.watching.cost", CODE), time.monotonic()
+    machine, begun_s, say = facts("benchmarks.watching.cost", CODE), time.monotonic(), teller()
     kept = Parts("watching", machine, asdict(setup))
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="sluice-watching-") as folder:
         made = Rounds(setup, Path(folder), say)

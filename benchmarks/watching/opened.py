@@ -28,6 +28,7 @@ from benchmarks.live.machine import command, facts, save
 from benchmarks.live.measure import first_answer
 from benchmarks.live.servers import ADMIN_KEY, running
 from benchmarks.live.targets import SimTiming
+from benchmarks.progress import teller
 from benchmarks.watching.app import DASHBOARD, Watched, pids
 from benchmarks.watching.chromium import Opened, browser, open_page
 from benchmarks.watching.cost import CODE, OUT, TOKENS, loaded
@@ -135,10 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     args = parser.parse_args(argv)
     setup = Setup(minutes=args.minutes, view=args.view)
-    machine, begun_s = facts("benchmarks.watching.opened", CODE), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+    machine, say = facts("benchmarks.watching.opened", CODE), teller()
 
     found = measured(setup, say)
     result = {

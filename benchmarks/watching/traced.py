@@ -35,6 +35,7 @@ from benchmarks.live.measure import MeasureError, first_answer, prompts
 from benchmarks.live.openloop import Planned
 from benchmarks.live.servers import Command, Server, running
 from benchmarks.live.targets import SimTiming
+from benchmarks.progress import teller
 from benchmarks.watching.app import Watched, pids, tracing, wait
 from benchmarks.watching.cost import CODE, OUT
 from benchmarks.watching.spans import differences, tasks_in, traces_of
@@ -200,10 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     args = parser.parse_args(argv)
     setup = Setup(args.requests, kill_every_s=args.kill_every_s, bare=args.bare, seed=args.seed)
-    machine, begun_s = facts("benchmarks.watching.traced", CODE), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+    machine, say = facts("benchmarks.watching.traced", CODE), teller()
 
     found = measured(setup, say)
     result = {

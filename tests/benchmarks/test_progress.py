@@ -2,7 +2,7 @@
 
 import io
 
-from benchmarks.progress import Progress
+from benchmarks.progress import Progress, teller
 
 
 class Clock:
@@ -58,3 +58,13 @@ def test_hours_are_shown_as_hours():
         clock.now_s = 3_600.0
         progress.at(4)
     assert "1 h 00 min gone, about 1 h 30 min left" in file.getvalue()
+
+
+def test_lines_have_the_seconds_since_their_teller_was_made(capsys):
+    clock = Clock()
+    clock.now_s = 5.0
+    say = teller(clock)
+    say("begun")
+    clock.now_s = 1239.5
+    say("done")
+    assert capsys.readouterr().out == "[   0.0 s] begun\n[1234.5 s] done\n"

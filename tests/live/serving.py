@@ -157,11 +157,14 @@ def _status(process: psutil.Process) -> str:
         return str(psutil.STATUS_ZOMBIE)
 
 
-def config_file(directory: Path, source: str, change: Any = None, proxy: bool = False) -> Path:
+def config_file(
+    directory: Path, source: str, change: Any = None, proxy: bool = False, board: int = 0
+) -> Path:
     """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`.
 
-    It has one ingress on every machine, whose figures are then those of the application, and no dashboard, unless
-    `change` asks for more. Serve's own port is served with `proxy` only: that takes a process more.
+    It has one ingress on every machine, whose figures are then those of the application, unless `change` asks for more,
+    and a dashboard on the port `board` unless that is 0. Serve's own port is served with `proxy` only: that takes a
+    process more.
     """
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
     if not proxy:
@@ -170,6 +173,8 @@ def config_file(directory: Path, source: str, change: Any = None, proxy: bool = 
     if change is not None:
         change(args)
     args.setdefault("ingress", {}).setdefault("replicas", 1)
+    if board:
+        args["dashboard"] = {"port": board, "folder": str(directory / "dashboard")}
     args.setdefault("dashboard", {}).setdefault("port", 0)
     path = directory / Path(source).name
     path.write_text(yaml.safe_dump(schema))

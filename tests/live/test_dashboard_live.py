@@ -28,11 +28,10 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[App]:
-    def two_and_a_dashboard(args: dict[str, Any]) -> None:
+    def two(args: dict[str, Any]) -> None:
         args["ingress"] = {"replicas": 2}
-        args["dashboard"] = {"port": port, "folder": str(tmp_path_factory.mktemp("folder"))}
 
-    with serving(config_file(tmp_path_factory.mktemp("dash"), "sim.yaml", two_and_a_dashboard)) as running:
+    with serving(config_file(tmp_path_factory.mktemp("dash"), "sim.yaml", two, board=port)) as running:
         yield running
 
 

@@ -36,13 +36,7 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[App]:
-    folder = str(tmp_path_factory.mktemp("dashboard"))
-
-    def with_a_dashboard(args: dict[str, Any]) -> None:
-        scheduled(args)
-        args["dashboard"] = {"port": port, "folder": folder}
-
-    with serving(config_file(tmp_path_factory.mktemp("flows"), "sim.yaml", with_a_dashboard)) as running:
+    with serving(config_file(tmp_path_factory.mktemp("flows"), "sim.yaml", scheduled, board=port)) as running:
         yield running
 
 

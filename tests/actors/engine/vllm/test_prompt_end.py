@@ -29,7 +29,7 @@ async def answer(model: SmallModel, prompt: list[int], ids: list[int], **params:
     return text(await Rig(model).decode(ids, FinishReason.LENGTH, params, prompt=prompt))
 
 
-# What stands before the character, which may share a token with it, and the character.
+# Ends of prompts: text in front of the last character, with which it may share a token, and that character.
 ENDS = [("", FACE), ("is", " " + FACE), ("", "\u4f60"), ("", "\N{CYRILLIC SMALL LETTER ZHE}\u4f60")]
 
 
