@@ -42,8 +42,13 @@ SEEDS = (12, 1)
 
 OWN = {**cluster.STEP, "seconds_per_kv_token": cluster.SECONDS_PER_KV_TOKEN}
 MEAN: Mapping[str, Any] = {
-    **{"ageing_s": None, "pool_wide": True, "beta": 3.0, "pool_lag": 1.0},
-    **{"center": 1.0, "refill": True, "gamma": 0.98},
+    "ageing_s": None,
+    "pool_wide": True,
+    "beta": 3.0,
+    "pool_lag": 1.0,
+    "center": 1.0,
+    "refill": True,
+    "gamma": 0.98,
 }
 # These are the best points of `composition_tuning`, on the first of its seeds.
 TUNED: Mapping[str, Mapping[str, Any]] = {

@@ -106,7 +106,8 @@ def test_the_parts_are_tuned_alike_around_what_is_in_use() -> None:
     made = composition_tuning.variants(False)
     for policy, grid in composition_tuning.GRIDS.items():
         assert composition.TUNED[policy] in grid
-        kind, base, _ = composition.POLICIES[policy]
+        kind, measured, _ = composition.POLICIES[policy]
+        base = {name: value for name, value in measured.items() if name not in composition.TUNED[policy]}
         for point in grid:
             decode_policy(kind, {**base, **point})
         configs = [v.config for v in made if v.config["label"] == policy]
@@ -114,8 +115,9 @@ def test_the_parts_are_tuned_alike_around_what_is_in_use() -> None:
         assert all(c["params"] == {**base, **c["point"]} for c in configs)
 
 
-def test_the_point_of_least_relative_ttft_is_chosen() -> None:
+def test_the_point_of_least_relative_ttft_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point of 1 s in one cell and 3 s in the other has 1/1 + 3/2; 2 s in both has 2/1 + 2/2."""
+    monkeypatch.setattr(composition, "TUNED", {policy: {} for policy in composition.TUNED})
     chosen = [v for v in composition_tuning.variants(False) if " load 0.6 " in v.name]
     ttft_s = {"{}": (2.0, 2.0), json.dumps({"cache_weight": 1.5, "load_weight": 0.7}): (1.0, 3.0)}
     runs = {}
