@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import psutil
 import ray
 from ray import serve
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from actors.engine.protocol import Engine
     from actors.engine.server import EngineServer
     from actors.telemetry.start import StartTrace
+    from actors.wire.messages import WeightsRead
 
 log = logging.getLogger("ray.serve")
 
@@ -228,8 +230,17 @@ class EngineReplica:
         if prewarmed is not None:
             self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)
             self._prewarmed.start()
-        engine = make_engine(model, config, engine_id, **defaults)
         me = Identity("engine", engine_id, wire.secret())
+        if config.options.get("weights_from") == "peer":
+            from actors.engine.weights.find import find_sources
+
+            hand_down_secret(wire)
+            defaults |= {
+                "weights_listen": tuple(listen_addresses(wire, f"{engine_id}-w")),
+                "weights_sources": await find_sources(me, finder(router), node, model.served_name),
+                "flow_node": node,
+            }
+        engine = make_engine(model, config, engine_id, **defaults)
         self._server = EngineServer(
             engine,
             me,
@@ -301,16 +312,18 @@ async def tell_start(trace: "StartTrace", server: "EngineServer", phases: dict[s
 def start_of(engine: "Engine", began_s: float) -> dict[str, Any]:
     """Returns the times of a replica's start: `process_at_s` when its process was made or a pre-warmed one was taken,
     `replica_at_s` when Serve made the replica in it (`began_s`), and `ready_at_s` now, all in Unix seconds; whether its
-    process was `prewarmed`; and the seconds of the engine's own phases, as far as its kind knows them
-    (`actors.engine.vllm.launch`).
+    process was `prewarmed`; the seconds of the engine's own phases, as far as its kind knows them
+    (`actors.engine.vllm.launch`); and where its `weights` came from, where that could be another engine.
     """
     taken = process.taken
+    read: WeightsRead | None = getattr(engine, "weights", None)
     return {
         "process_at_s": psutil.Process().create_time() if taken is None else taken.at_s,
         "prewarmed": taken is not None,
         "replica_at_s": began_s,
         "ready_at_s": time.time(),
         "phases": dict(getattr(engine, "phases", {})),
+        "weights": None if read is None else msgspec.structs.asdict(read),
     }
 
 

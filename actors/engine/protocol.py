@@ -60,9 +60,10 @@ class EngineMetrics:
 
     `collectives` and `collective_s` are the number and the times of the collectives between the nodes of the engine's
     instance, and `reuse_wait_s` is the time for which layer groups waited for a lent prefix: only sim engines count
-    them. The last six are sums over the steps whose duration is known, `step_s` together: those that computed prompts,
-    with their prompt tokens, and those that decoded, with their sequences and the KV tokens of these. An engine's
-    speed is fitted to them (`policies.scaling.timing_fit`).
+    them. `weights_lent_bytes` are those of weights that other engines read here when they started. The last six are
+    sums over the steps whose duration is known, `step_s` together: those that computed prompts, with their prompt
+    tokens, and those that decoded, with their sequences and the KV tokens of these. An engine's speed is fitted to them
+    (`policies.scaling.timing_fit`).
     """
 
     prefill_tokens: int
@@ -87,6 +88,7 @@ class EngineMetrics:
     collectives: int | None = None
     collective_s: float | None = None
     reuse_wait_s: float | None = None
+    weights_lent_bytes: int | None = None
     step_s: float | None = None
     prefill_steps: int | None = None
     prefill_step_tokens: int | None = None

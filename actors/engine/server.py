@@ -45,6 +45,7 @@ from actors.wire.messages import (
     Started,
     Status,
     Tokens,
+    WeightsRead,
 )
 from actors.wire.sockets import listen, remove_sockets
 from policies.engine_model.blocks import Change
@@ -96,6 +97,16 @@ class TimedStart(Protocol):
     @property
     def loading_s(self) -> tuple[float, float]:
         """Seconds for which weights were loaded, and seconds from then on until the engine was ready."""
+        ...
+
+
+@runtime_checkable
+class ReadsWeights(Protocol):
+    """An engine that may read its weights from another engine when it starts."""
+
+    @property
+    def weights(self) -> WeightsRead | None:
+        """Where the weights came from; None where they can only be on disk."""
         ...
 
 
@@ -612,4 +623,6 @@ class EngineServer:
 def _started(engine: Engine, began_s: float, took_s: float) -> Started:
     """Returns how an engine's start of `took_s` seconds was spent, not announced yet."""
     weights_s, post_load_s = engine.loading_s if isinstance(engine, TimedStart) else (0.0, 0.0)
-    return Started(began_s, max(0.0, took_s - weights_s - post_load_s), weights_s, post_load_s)
+    read = engine.weights if isinstance(engine, ReadsWeights) else None
+    process_s = max(0.0, took_s - weights_s - post_load_s)
+    return Started(began_s, process_s, weights_s, post_load_s, weights=read)

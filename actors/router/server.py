@@ -30,6 +30,7 @@ from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.observers import Observers
 from actors.router.roles import Roles
+from actors.router.weights import WeightSources
 from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, standby_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
@@ -56,7 +57,7 @@ PATHS_S = 5.0
 FORECAST_S = 0.05
 
 SENDERS = (
-    dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine")
+    dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState, wire.FindWeights), "engine")
     | dict.fromkeys((wire.Assign, wire.ScaleAnswered, wire.Standby, wire.LeadsTold), "autoscaler")
     | {wire.FlowReport: "agent", wire.Observing: "observer"}
 )
@@ -94,6 +95,7 @@ class RouterServer:
         self._ingresses = Ingresses()
         self._observers = Observers()
         self._flows = FlowAgents()
+        self._weights = WeightSources()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
@@ -248,7 +250,7 @@ class RouterServer:
                 self._close(message.attempt_id, message.outcome, message.output_tokens, failed, message.ended)
             case wire.Adopt():
                 self._adopt(channel, message)
-            case wire.Announce() | wire.Status() | wire.KvEvents() | wire.KvState():
+            case wire.Announce() | wire.Status() | wire.KvEvents() | wire.KvState() | wire.FindWeights():
                 self._from_engine(channel, message)
             case wire.FlowReport():
                 self._flows.reported(channel, message)
@@ -270,9 +272,13 @@ class RouterServer:
             channel.send(self._admin.answer(message))
 
     def _from_engine(
-        self, channel: Channel, message: wire.Announce | wire.Status | wire.KvEvents | wire.KvState
+        self,
+        channel: Channel,
+        message: wire.Announce | wire.Status | wire.KvEvents | wire.KvState | wire.FindWeights,
     ) -> None:
-        if isinstance(message, wire.Announce):
+        if isinstance(message, wire.FindWeights):
+            channel.send(self._weights.answer(message, self.engines.infos(), self._network.tier))
+        elif isinstance(message, wire.Announce):
             self.engines.announced(channel, message.info, message.duty_for_s, message.active_for_s)
             self._autoscaler.announced(message.info)
         elif isinstance(message, wire.Status):

@@ -199,6 +199,12 @@ ENGINES: dict[str, Metric] = _listed(
     (r"start_seconds_(\w+)", "seconds",
         "Time of each step in which the engine has started: `process` (processes and imports), `weights`, `post_load` "
         "(KV blocks, a dummy request), `announce`.", "step"),
+    (r"start_weights_bytes_(\w+)", "bytes",
+        "Bytes of weights that the start of an engine with `weights_from: peer` read from another engine, by the "
+        "source of its weights: `peer`, or `disk` where no engine had them or not all of them came.", "source"),
+    (r"start_weights_read_seconds_(\w+)", "seconds",
+        "Time in which the engine's start read weights from another engine, or tried to, by the source of its weights: "
+        "`peer` or `disk`.", "source"),
 ) | _listed(
     "engine", counter, "_total",
     ("prefill_tokens", "tokens", "Prompt tokens that the engine computed."),
@@ -230,10 +236,12 @@ ENGINES: dict[str, Metric] = _listed(
     ("decode_steps", "steps", "Steps of known duration that decoded."),
     ("decode_step_seqs", "sequences", "Sequences of those steps, added up."),
     ("decode_step_kv_tokens", "tokens", "KV tokens of the sequences of those steps, added up."),
+    ("weights_lent_bytes", "bytes", "Bytes of weights that the engine lent to engines that started."),
 )  # fmt: skip
 """Metrics by the name that an engine reports; totals count from the engine's start."""
 
 _START = r"start_seconds_(\w+)"
+_START_WEIGHTS = r"start_weights_bytes_(\w+)", r"start_weights_read_seconds_(\w+)"
 _SHOWN_OTHERWISE = frozenset({"kv_blocks_total", "kv_blocks_used", "kv_blocks_free"})
 """Names among an engine's totals that the gauges above show already."""
 
@@ -347,6 +355,10 @@ def _add_engines(figures: _Figures, status: FleetStatus, infos: Sequence[EngineI
             took_s = None if info.started is None else getattr(info.started, f"{step}_s")
             if took_s is not None:
                 figures.add(ENGINES[_START], took_s, info.id, info.role, step)
+        read = None if info.started is None else info.started.weights
+        if read is not None:
+            for name, value in zip(_START_WEIGHTS, (read.bytes, read.seconds), strict=True):
+                figures.add(ENGINES[name], value, info.id, info.role, read.source)
     for one in status.statuses:
         if one.engine_id not in roles:
             continue

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from actors import background
 from actors.engine.registry import ENGINES, Prewarmed
-from actors.engine.weights import read_ahead
+from actors.engine.weights.ahead import read_ahead
 from actors.environment import change
 from app.config import ModelConfig
 from app.groups import EngineConfig, Strict
@@ -81,7 +81,8 @@ def prepare(settings: Settings) -> Prewarmed:
         from app.models import resolve
 
         files = str(resolve(model.path))
-        read_ahead(Path(files))
+        if settings.engine.options.get("weights_from") != "peer":
+            read_ahead(Path(files))
     return kind.prewarm(settings.engine.engine_config("prewarmed", files, model.served_name, **known))
 
 

@@ -20,13 +20,14 @@ starts      One colocated engine serves, and a second one is started, and stoppe
               read ahead   as `overlapped`, with weights that are not in the page cache before the start, and are read
                            during its imports
               pre-warmed   as `page cache`, by a process that waits with its imports done (`scaling.prewarmed`)
+              peer         as `page cache`, but the weights come from the first engine (`weights_from: peer`); that one
+                           maps its files on the same machine, so nothing is said about a network or a disk
             `page cache` and `cold` are without overlap and without reading ahead. Beside them stands the activation of
             a warm engine. The steps are those of DeepFlow's Table 2, as far as one machine has them (`steps_of`). The
             packages are in the page cache in all starts, since engines run. The means are written as profiles of starts
             for the simulator (`benchmarks.sim.starts`), those of a trial beside its result.
 
-Not measured, because there are none: weights from a running engine (peer). A start has all cores but for an idle engine
-beside it.
+A start has all cores but for an idle engine beside it.
 
 Aims, written before the first run: order to the first text of an activated engine at most 1 s at p99; texts equal; no
 lease lost and no request repeated by a drain; and once they exist, overlapped at most 0.65 times the process and
@@ -414,9 +415,12 @@ def one_start(made: App, server: Server, way: str, rest: Mapping[str, int]) -> d
         raise ServerError(f"{new} got none of {len(plan)} requests: {problems_of(answers)}")
     if way == "warm":
         phases, steps = {}, {"announce": seen_s - ordered_s, "first token": min(firsts) - seen_s}
+        read = None
     else:
         told = start_of(replica_logs(server), new)
-        phases = told["phases"]
+        phases, read = told["phases"], told["weights"]
+        if way == "peer" and read["source"] != "peer":
+            raise ServerError(f"{new} has read its weights from disk: {read['reason']}")
         steps = steps_of(told, ordered_s + epoch_s, seen_s + epoch_s, min(firsts) + epoch_s)
     made.fleet.scale({"c": 1})
     made.at_rest(rest, 120.0)
@@ -426,6 +430,7 @@ def one_start(made: App, server: Server, way: str, rest: Mapping[str, int]) -> d
         "cached_share": round(share, 4),
         "steps": {step: round(took_s, 3) for step, took_s in steps.items()},
         "phases": phases,
+        "weights": read,
     }
 
 
@@ -447,6 +452,7 @@ START_WAYS: tuple[tuple[dict[str, Any], int, tuple[str, ...]], ...] = (
     (PLAIN, 0, ("cold", "page cache")),
     ({"overlap_imports": True}, 0, ("overlapped", "read ahead")),
     ({}, 1, ("pre-warmed",)),
+    ({**PLAIN, "weights_from": "peer"}, 0, ("peer",)),
 )
 """Options of the engines, the number of pre-warmed processes, and the ways that engines are started with them."""
 EVICTED = ("cold", "read ahead")

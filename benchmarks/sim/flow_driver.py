@@ -26,6 +26,9 @@ from benchmarks.sim.network.topology import Link
 from policies.flow.base import Flow, FlowState, Place, Stage
 from policies.flow.registry import flow_policy
 
+KV_STAGES = (Stage.REUSE, Stage.COLLECTIVE, Stage.P2D)
+"""The stages that are simulated; a fork of weights is simulated by itself (`benchmarks.sim.fork`)."""
+
 
 @dataclass(slots=True)
 class StageStats:
@@ -45,7 +48,9 @@ class FlowStats:
     requests that any order of the run has pruned.
     """
 
-    stages: dict[Stage, StageStats] = field(default_factory=lambda: {stage: StageStats() for stage in Stage})
+    stages: dict[Stage, StageStats] = field(
+        default_factory=lambda: {stage: StageStats() for stage in KV_STAGES}
+    )
     collectives: int = 0
     collective_s: float = 0.0
     stalled_s: float = 0.0

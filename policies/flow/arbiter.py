@@ -29,6 +29,7 @@ from policies.flow.base import (
     Stage,
     TooManyFlows,
     UnknownFlow,
+    standing,
 )
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import FlowEvent, Permit
@@ -304,7 +305,7 @@ class Arbiter:
 
     def _place(self, state: Held, now_s: float) -> None:
         """Asks the policy where the flow stands, and puts it there."""
-        place = self.policy.place(state, self.ports, now_s)
+        place = standing(self.policy, state, self.ports, now_s)
         if place == state.place and state.level == place.level:
             return
         state.stand(place)
@@ -479,7 +480,7 @@ class Arbiter:
         assert place is not None
         if place.rate is not None:
             # the rate that is needed from now on
-            place = self.policy.place(state, self.ports, now_s)
+            place = standing(self.policy, state, self.ports, now_s)
         count_passed(state)
         rate = self.ports.rate(state.flow.source, state.flow.target)
         waiting = state.waiting

@@ -53,6 +53,8 @@ class Stage(IntEnum):
     """Activations exchanged within an instance; they block its next computation."""
     P2D = 3
     """The prompt's KV on its way from prefill to decode. Only these flows have explicit deadlines."""
+    WEIGHTS = 4
+    """Ours: weights of a model on their way to an engine that starts. They wait for all others (`standing`)."""
 
 
 class Side(StrEnum):
@@ -104,7 +106,7 @@ class Flow:
             if not isinstance(value, str) or not value:
                 return f"{name} is {value!r}: it must be a name that is not empty"
         if self.stage not in _STAGES:
-            return f"stage is {self.stage!r}: it must be 1, 2 or 3"
+            return f"stage is {self.stage!r}: it must be 1, 2, 3 or 4"
         if type(self.size) is not int or self.size <= 0:
             return f"size is {self.size!r}: it must be a whole number of bytes, at least 1"
         if type(self.rli) is not int or self.rli < 0:
@@ -216,11 +218,24 @@ class FlowPolicy(Protocol):
         """Returns where the flow stands at `now_s`."""
 
 
+WEIGHTS_LEVEL = 66
+"""The level of weights, whatever the policy: policies have at most 64 levels and a scavenger (`MFS.levels`)."""
+
+
+def standing(policy: FlowPolicy, state: FlowState, ports: Ports, now_s: float) -> Place:
+    """Returns where a flow stands at `now_s`: weights below everything that a policy places, first come, first
+    served, and all else where the policy says.
+    """
+    if state.flow.stage is Stage.WEIGHTS:
+        return Place(WEIGHTS_LEVEL, (state.submitted_at,))
+    return policy.place(state, ports, now_s)
+
+
 def ranking(policy: FlowPolicy, flows: Iterable[FlowState], ports: Ports, now_s: float) -> list[FlowState]:
     """Places every flow anew and returns them in the policy's total order, the most urgent first."""
     states = list(flows)
     for state in states:
-        state.stand(policy.place(state, ports, now_s))
+        state.stand(standing(policy, state, ports, now_s))
     return sorted(states, key=lambda state: state.rank)
 
 

@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own, driven over stdin and stdout: `python vllm_host.py CONFIG_JSON`.
 
-Frames (4 bytes length, msgpack) in: wire messages, or a string: "status", "metrics", "info", "stop". Out: wire
-messages, or {name, value} for a question. vLLM's own output goes to stderr.
+Frames (4 bytes length, msgpack) in: wire messages, or a string: "status", "metrics", "info", "weights", "stop". Out:
+wire messages, or {name, value} for a question. vLLM's own output goes to stderr.
 """
 
 import asyncio
@@ -78,6 +78,9 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
                 )
             case "metrics":
                 pipe.write({"name": "metrics", "value": fields(engine.metrics())})
+            case "weights":
+                read = engine.weights
+                pipe.write({"name": "weights", "value": None if read is None else fields(read)})
             case "info":
                 pipe.write({"name": "info", "value": fields(engine.info())})
             case _:

@@ -17,6 +17,12 @@ from policies.engine_model.leases import MAX_LEASE_S
 Device = Literal["cpu", "cuda"]
 Integrity = Literal["off", "sampled", "full"]
 BlockAllocator = Literal["segments", "flowkv", "stock"]
+WeightsFrom = Literal["disk", "peer"]
+
+LOAD_FORMAT = "sluice_peer"
+LANDING = "landing"
+"""The load format of engines that may read their weights from another engine, and the key of the landing in its extra
+configuration (`actors.engine.vllm.loader`)."""
 
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
@@ -73,9 +79,11 @@ class VllmEngineConfig:
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
     or the oldest in vLLM's own order (`stock`). With `overlap_imports` the core's process imports while its owner
     does (`actors.engine.vllm.early_core`), and with `preload_weights` the kernel reads the model's files into the page
-    cache meanwhile (`actors.engine.weights`). A core that is silent for `stall_s`, or for a multiple of its longest
-    step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. A
-    start that takes longer than `start_limit_s` fails, and Serve makes another replica
+    cache meanwhile (`actors.engine.weights.ahead`). With `weights_from: peer` the engine reads its weights over NIXL
+    from an engine that has them, of those at `weights_sources` (the addresses of each, the best first), else from disk,
+    and lends its own at `weights_listen` (`actors.engine.weights.exchange`). A core that is silent for `stall_s`, or
+    for a multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as
+    long the engine is replaced. A start that takes longer than `start_limit_s` fails, and Serve makes another replica
     (`actors.engine.vllm.start_limit`). With `data_parallel_size` above 1 the router places requests on single ranks;
     this was written from vLLM's source and has not been run (it takes an engine core a rank).
     """
@@ -110,6 +118,9 @@ class VllmEngineConfig:
     trust_remote_code: bool = False
     overlap_imports: bool = False
     preload_weights: bool = True
+    weights_from: WeightsFrom = "disk"
+    weights_listen: tuple[str, ...] = ()
+    weights_sources: tuple[tuple[str, ...], ...] = ()
     warm_up: bool = True
     kv_events: bool = True
     start_limit_s: float = 600.0
@@ -160,6 +171,15 @@ class VllmEngineConfig:
             self.integrity in get_args(Integrity),
             f"integrity must be one of {', '.join(get_args(Integrity))}, got {self.integrity!r}",
         )
+        _require(
+            self.weights_from in get_args(WeightsFrom),
+            f"weights_from must be one of {', '.join(get_args(WeightsFrom))}, got {self.weights_from!r}",
+        )
+        for name in ("load_format", "model_loader_extra_config") if self.weights_from == "peer" else ():
+            _require(
+                name not in self.engine_args,
+                f"engine_args.{name} chooses another loader than weights_from: peer; take one of the two out",
+            )
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
         for name in self.engine_args:
             _require(

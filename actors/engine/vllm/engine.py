@@ -7,6 +7,7 @@ Every engine can prefill for others and decode from others. Its role matters onl
 """
 
 import asyncio
+import dataclasses
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,30 @@ from actors.engine.vllm.config import VllmEngineConfig, resolve_stall_s
 from actors.engine.vllm.connector.acquaintance import unpacked
 from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.vllm.kv_events import KvEventFeed
-from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
+from actors.engine.vllm.launch import (
+    PhaseClock,
+    core_phases,
+    describe,
+    exchange_of,
+    launch,
+    remove_kv_sockets,
+    warm_up,
+)
 from actors.engine.vllm.start_limit import within
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
 from actors.engine.watchdog import StallLimits
-from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, KVRenewed, Prefill, Role, Status
+from actors.engine.weights.exchange import WeightsExchange
+from actors.wire.messages import (
+    Decode,
+    EngineInfo,
+    EngineState,
+    Failed,
+    KVRenewed,
+    Prefill,
+    Role,
+    Status,
+    WeightsRead,
+)
 from policies.engine_model.blocks import Change
 from policies.request.stage import Task
 
@@ -65,6 +85,7 @@ class VllmEngine:
         self._draining = False
         self._meeting: set[asyncio.Task[None]] = set()
         self._rank_blocks = 0
+        self._weights: WeightsExchange | None = None
 
     @property
     def phases(self) -> dict[str, float]:
@@ -78,6 +99,11 @@ class VllmEngine:
         after = sum(phases.get(name, 0.0) for name in ("kv_cache", "core_ready", "warm_up"))
         return phases.get("weights", 0.0), after
 
+    @property
+    def weights(self) -> WeightsRead | None:
+        """Where the weights of the last start came from; None where they can only be on disk."""
+        return None if self._weights is None else self._weights.read
+
     # ------------------------------------------------------------------------------------------ life cycle
 
     async def start(self, sink: Sink) -> None:
@@ -90,8 +116,13 @@ class VllmEngine:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        llm = await loop.run_in_executor(self._starter, launch, self._config, self._ledger, self._clock)
+        self._weights = exchange_of(self._config)
+        llm = await loop.run_in_executor(
+            self._starter, launch, self._config, self._ledger, self._clock, self._weights
+        )
         self._llm = llm
+        if self._weights is not None:
+            self._weights.loaded()
         if llm.vllm_config.kv_events_config is not None:
             for _, source in sorted(llm.get_kv_event_sources().items()):  # by data-parallel rank
                 feed = KvEventFeed(source.endpoint, source.replay_endpoint)
@@ -110,6 +141,8 @@ class VllmEngine:
         self._clock.end("warm_up")
         self._clock.phases["ready"] = round(time.time() - self._clock.started_at_s, 3)
         self._info = describe(self._config, llm, hellos)
+        if self._weights is not None:
+            self._info = msgspec.structs.replace(self._info, weights=self._weights.addresses)
         self._rank_blocks = self._info.kv_blocks // ranks
         block_bytes = sum(hello.kv_block_bytes for hello in hellos) // ranks
         self._runner = TaskRunner(self._config, llm, self._sink, tools, supported, self._leases, block_bytes)
@@ -202,6 +235,8 @@ class VllmEngine:
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=SHUTDOWN_S))
             if llm.vllm_config.kv_events_config is not None:
                 remove_kv_sockets(llm.vllm_config.kv_events_config)
+        if self._weights is not None:
+            await asyncio.get_running_loop().run_in_executor(self._starter, self._weights.stop)
         self._starter.shutdown(wait=False)
 
     # -------------------------------------------------------------------------------------------- requests
@@ -321,4 +356,7 @@ class VllmEngine:
         self._ledger.totals.kv_feed_errors = sum(feed.errors for feed in self._kv_feeds)
         info = self._info
         used = self._ledger.used_blocks(self._rank_blocks)
-        return self._ledger.metrics(info.kv_blocks, used, info.block_size_tokens)
+        found = self._ledger.metrics(info.kv_blocks, used, info.block_size_tokens)
+        if self._weights is None:
+            return found
+        return dataclasses.replace(found, weights_lent_bytes=self._weights.lent_bytes)

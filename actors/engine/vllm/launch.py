@@ -27,6 +27,8 @@ from typing import Any
 from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
+    LANDING,
+    LOAD_FORMAT,
     SCHEDULERS,
     TRACED,
     UNSET,
@@ -40,8 +42,11 @@ from actors.engine.vllm.config import (
 from actors.engine.vllm.connector.acquaintance import Peer, packed
 from actors.engine.vllm.early_core import EarlyCore, core_modules, platform_environment, taking
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
-from actors.engine.weights import read_ahead
+from actors.engine.weights.ahead import read_ahead
+from actors.engine.weights.exchange import ExchangeConfig, WeightsExchange
+from actors.engine.weights.reader import FlowSettings
 from actors.telemetry.environment import traces_endpoint
+from actors.wire.channel import Identity
 from actors.wire.messages import KV_EVENTS, EngineInfo
 
 log = logging.getLogger(__name__)
@@ -114,19 +119,25 @@ def _hold(host: str, port: int) -> socket.socket:
 
 
 @handlers_kept()
-def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
-    """Returns a ready AsyncLLM. It blocks, so it must be called outside the event loop. Raises vLLM's errors."""
+def launch(
+    config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock, weights: WeightsExchange | None = None
+) -> Any:
+    """Returns a ready AsyncLLM, whose weights come by `weights` if there is one. It blocks, so it must be called
+    outside the event loop. Raises vLLM's errors.
+    """
     device = resolve_device(config)
     port = config.side_channel_port
     if port is None:
         port, held = reserve_ports(config.side_channel_host, config.data_parallel_size)
         _HELD.extend(held)
     set_environment(config, device, port)
-    if config.preload_weights:
+    if weights is not None:
+        weights.start()
+    if config.preload_weights and not config.weights_sources:
         read_ahead(Path(config.model))
     early = early_core(config, device) if config.overlap_imports or _prepared is not None else None
     try:
-        llm = _launched(config, device, ledger, clock, early)
+        llm = _launched(config, device, ledger, clock, early, weights)
     finally:
         if early is not None:
             early.close()
@@ -135,6 +146,25 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     assert manager is not None
     manager.stat_loggers = manager.stat_loggers[:1]
     return llm
+
+
+def exchange_of(config: VllmEngineConfig) -> WeightsExchange | None:
+    """Returns the exchange by which the engine reads and lends weights, which `launch` starts; None where both are
+    left to disks. A model that is no folder on this node has no files that could be compared.
+    """
+    if config.weights_from == "disk":
+        return None
+    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+    flow = FlowSettings(config.flow_agent, config.flow_node or config.side_channel_host, config.flow_silent_s)
+    return WeightsExchange(
+        Identity("engine", config.engine_id, secret),
+        ExchangeConfig(
+            folder=Path(config.model),
+            listen=config.weights_listen,
+            sources=config.weights_sources,
+            flow=flow,
+        ),
+    )
 
 
 _prepared: EarlyCore | None = None
@@ -174,6 +204,10 @@ def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None
     if traces_endpoint() is not None:
         os.environ.update(TRACED)
     os.environ[plugin.NAP_ENV] = "1" if device == "cpu" else ""
+    if config.weights_from == "peer":
+        os.environ[plugin.LOADER_ENV] = "1"
+    else:
+        os.environ.pop(plugin.LOADER_ENV, None)
 
 
 def early_core(config: VllmEngineConfig, device: Device) -> EarlyCore | None:
@@ -203,9 +237,16 @@ def forked_on(config: VllmEngineConfig, device: Device) -> tuple[int, ...] | Non
 
 
 def _launched(
-    config: VllmEngineConfig, device: Device, ledger: Ledger, clock: PhaseClock, early: EarlyCore | None
+    config: VllmEngineConfig,
+    device: Device,
+    ledger: Ledger,
+    clock: PhaseClock,
+    early: EarlyCore | None,
+    weights: WeightsExchange | None,
 ) -> Any:
-    """Imports vLLM and returns a ready AsyncLLM, whose core is `early` if that can be."""
+    """Imports vLLM and returns a ready AsyncLLM, whose core is `early` if that can be, and whose weights come by
+    `weights`, if there is one.
+    """
     with without(plugin.UNNEEDED):
         import vllm.v1.engine.async_llm  # noqa: F401
 
@@ -216,6 +257,9 @@ def _launched(
     clock.end("imports")
     plugin.claim_children(forked_on(config, device))
     args = engine_args(config, device)
+    if weights is not None:
+        weights.imported()
+        args |= {"load_format": LOAD_FORMAT, "model_loader_extra_config": {LANDING: weights.landing.path}}
     endpoint = traces_endpoint()
     if endpoint is not None:
         args.setdefault("otlp_traces_endpoint", endpoint)

@@ -34,6 +34,7 @@ from typing import Any
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
+LOADER_ENV = "SLUICE_PEER_LOADER"  # set where the model is loaded by `loader`
 
 NAP_ENV = "SLUICE_NAP"
 """Variable that is set in the processes of a CPU engine, in which waits sleep."""
@@ -122,6 +123,10 @@ def register() -> None:
     die_with_parent(int(owner))
     write_stacks_at_signal()
     nap_instead_of_spinning()
+    if os.environ.get(LOADER_ENV):
+        from actors.engine.vllm import loader
+
+        loader.register()
     if os.environ.get(FORK_ENV):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         os.sched_setaffinity(0, _cores(FREE_ENV))

@@ -267,6 +267,12 @@ class RouterNetwork:
         )
         return [self._path(*pair) for pair in itertools.islice(pairs, MOST_PATHS)]
 
+    def tier(self, source: EngineInfo, to_node: str) -> int | None:
+        """Returns how far a node is from an engine's: 0 on the same one, None where it is not known."""
+        if source.node == to_node:
+            return 0
+        return None if self._told is None else self._told.tier(source.id, source.node, "", to_node)
+
     def _path(self, source: str, from_node: str, target: str, to_node: str) -> PathSeen:
         oracle, learnt = self._told, self._pairs.get((from_node, to_node))
         tier = None if oracle is None else oracle.tier(source, from_node, target, to_node)

@@ -10,7 +10,10 @@ engines itself, streams the tokens to the client, and reports to the router what
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop, Peers, SetRole, SetLogs
+    engine  -> router   FindWeights (an engine that starts)
+    router  -> engine   WeightsAt
     engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
+    engine  -> engine   AskWeights, WantPiece, PieceRead (from one that starts), WeightsLent, WeightsRefused, PieceLent
     worker  -> agent    JoinNode, SubmitFlow, AdvanceFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
     agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent, and sends Beat
@@ -112,6 +115,17 @@ from actors.wire.messages.scaling import (
     ScaleAsked,
     Standby,
 )
+from actors.wire.messages.weights import (
+    AskWeights,
+    FindWeights,
+    PieceLent,
+    PieceRead,
+    WantPiece,
+    WeightsAt,
+    WeightsLent,
+    WeightsRead,
+    WeightsRefused,
+)
 from actors.wire.messages.work import (
     Admitted,
     Cancel,
@@ -196,6 +210,14 @@ Message = (
     | Observing
     | PathsSeen
     | IngressObserved
+    | FindWeights
+    | WeightsAt
+    | AskWeights
+    | WeightsRefused
+    | WeightsLent
+    | WantPiece
+    | PieceLent
+    | PieceRead
 )
 
 __all__ = [
@@ -207,6 +229,7 @@ __all__ = [
     "Adopt",
     "AdvanceFlow",
     "Announce",
+    "AskWeights",
     "Assign",
     "BatchArrived",
     "BatchLeft",
@@ -221,6 +244,7 @@ __all__ = [
     "EngineState",
     "Failed",
     "Figures",
+    "FindWeights",
     "Fleet",
     "FleetLoad",
     "FleetObserved",
@@ -252,6 +276,8 @@ __all__ = [
     "PathsSeen",
     "Peers",
     "Permitted",
+    "PieceLent",
+    "PieceRead",
     "Ping",
     "Prefill",
     "PrefillDone",
@@ -289,5 +315,10 @@ __all__ = [
     "Unknown",
     "Unscheduled",
     "UnscheduledReason",
+    "WantPiece",
+    "WeightsAt",
+    "WeightsLent",
+    "WeightsRead",
+    "WeightsRefused",
     "WithdrawFlow",
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.wire.messages.base import Duty, EngineState, Part, Role, Wire
+from actors.wire.messages.weights import WeightsRead
 from policies.engine_model.leases import MAX_LEASE_S
 
 KV_EVENTS = "kv_events"
@@ -17,7 +18,8 @@ KV_EVENTS = "kv_events"
 class Started(Part, frozen=True):
     """How an engine's start was spent, in four of the five steps of `policies.scaling.starts`, in seconds. Its process
     began with them at `began_s` (Unix time of its node); the step before, `reserve`, is known to Serve only.
-    `announce_s` is None until the engine has announced itself.
+    `announce_s` is None until the engine has announced itself. `weights` says where the weights came from, where that
+    could be another engine.
     """
 
     began_s: float
@@ -25,6 +27,7 @@ class Started(Part, frozen=True):
     weights_s: float
     post_load_s: float
     announce_s: float | None = None
+    weights: WeightsRead | None = None
 
 
 class EngineInfo(Part, frozen=True):
@@ -42,7 +45,8 @@ class EngineInfo(Part, frozen=True):
 
     `home_role` is the role that the engine had before, if it was lent to another `role` for a time (SetRole). `duty`
     says whether it gets requests. `started` says how its start was spent. By `kv_peer`, opaque bytes, an engine of the
-    same group can make the acquaintance of this one before it reads KV from it (Peers); empty: it needs none.
+    same group can make the acquaintance of this one before it reads KV from it (Peers); empty: it needs none. At
+    `weights` it lends its weights to engines that start (FindWeights).
     """
 
     id: str
@@ -69,6 +73,7 @@ class EngineInfo(Part, frozen=True):
     duty: Duty = "active"
     started: Started | None = None
     kv_peer: bytes = b""
+    weights: tuple[str, ...] = ()
 
 
 class Announce(Wire, frozen=True):

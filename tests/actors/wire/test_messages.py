@@ -17,6 +17,7 @@ PARTS = {
     "FlowRecord",
     "FlowAgentStatus",
     "Part",
+    "WeightsRead",
     "Wire",
     "Out",
     "KvChange",
@@ -66,6 +67,7 @@ def test_defaults_that_can_be_changed_are_not_shared() -> None:
     assert other.totals == {} and one.ranks is not other.ranks
 
 
+READ = wire.WeightsRead("disk", 5, 0.5, "p1", "it died")
 END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
 
 
@@ -73,6 +75,13 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
     "message",
     [
         wire.FleetObserved(b'{"now_s":1.0}', 12, starts={"p0": wire.Started(5.5, 1.0, 2.0, 3.0)}),
+        wire.FleetObserved(b"{}", 0, starts={"p0": wire.Started(5.5, 1.0, 2.0, 3.0, weights=READ)}),
+        wire.FindWeights("n", "m"),
+        wire.WeightsAt((("unix:/a", "tcp:h:1"), ("unix:/b",))),
+        wire.AskWeights("f", "c", ("unix:/a",)),
+        wire.WeightsLent(b"agent", "n", (("x.safetensors", 2**40),), 2**24, "f", "c", ("a", "b")),
+        wire.WeightsRefused("busy", (("unix:/a",),)),
+        wire.PieceLent(3, 2**47, b"pages", b"d" * 16),
         wire.LeadsTold({"lead_seconds_start": 60.0, "warm_engines": 1.0}),
         wire.FleetObserved(b"{}", 0, abilities=Abilities(4096, ("tools",))),
         wire.Standby("failed", ("prefill", "decode"), 30.0, "no node", Abilities(4096, ("tools",))),
@@ -86,7 +95,7 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
         wire.Hello(wire.PROTOCOL_VERSION, "autoscaler", "a", b"n" * 16, 4),
     ],
 )
-def test_a_message_about_scaling_comes_back_as_it_was(message: Any) -> None:
+def test_a_message_about_scaling_or_weights_comes_back_as_it_was(message: Any) -> None:
     assert DECODER.decode(ENCODER.encode([message])) == [message]
 
 

@@ -93,7 +93,7 @@ class ScriptedEngine:
             features=self.features,
             state=self.state,
             duty=self.duty,
-            started=wire.Started(1.0, 0.5, 0.0, 0.25),
+            started=wire.Started(1.0, 0.5, 0.0, 0.25, weights=wire.WeightsRead("peer", 9, 0.5, "other")),
         )
 
     @property

@@ -103,4 +103,6 @@ async def test_a_scrape_shows_what_the_lists_say_and_what_they_do_not_know(tmp_p
         spent = {"engine": "p", "role": "prefill"}
         assert made.metric("sluice_engine_start_seconds", step="process", **spent) > 0
         assert made.metric("sluice_engine_start_seconds", step="weights", **spent) == 0
+        assert made.metric("sluice_engine_start_weights_bytes", source="peer", **spent) == 9
+        assert made.metric("sluice_engine_start_weights_read_seconds", source="peer", **spent) == 0.5
         await until(lambda: not made.connections.live)

@@ -4,7 +4,17 @@ import math
 
 import pytest
 
-from policies.flow.base import FixedPorts, Flow, FlowState, Port, Side, Stage, mlu, ranking
+from policies.flow.base import (
+    WEIGHTS_LEVEL,
+    FixedPorts,
+    Flow,
+    FlowState,
+    Port,
+    Side,
+    Stage,
+    mlu,
+    ranking,
+)
 from policies.flow.mfs import MFS
 from policies.flow.registry import DEFAULT, FLOW, UnknownFlowPolicy, flow_policy
 from policies.flow.rmlq import thresholds
@@ -108,6 +118,27 @@ def test_the_baselines_by_hand() -> None:
     assert order("sjf", *flows) == ["short", "late due", "early due", "long"]
     assert order("edf", *flows) == ["early due", "late due", "long", "short"]
     assert order("karuna", *flows) == ["early due", "late due", "short", "long"]
+
+
+@pytest.mark.parametrize("policy", sorted(FLOW))
+def test_weights_wait_for_everything_else(policy: str) -> None:
+    found = order(
+        policy,
+        flow("first weights", 10, stage=Stage.WEIGHTS),
+        flow("second weights", 1, stage=Stage.WEIGHTS),
+        flow("no deadline", 10_000),
+        flow("doomed", 5000, due_s=1.0),
+        flow("collective", 10_000, stage=Stage.COLLECTIVE),
+        flow("reuse", 10, stage=Stage.REUSE, rli=50),
+    )
+    assert found[-2:] == ["first weights", "second weights"]
+
+
+def test_the_level_of_weights_is_below_the_scavenger_of_any_policy() -> None:
+    lowest = MFS(levels=64).place(FlowState(flow("doomed", 5000, due_s=1.0), 0, 0.0), PORTS, 0.0).level
+    assert lowest == WEIGHTS_LEVEL - 1
+    with pytest.raises(BadParameter):
+        MFS(levels=65)
 
 
 def test_karuna_gives_a_deadline_its_least_rate_and_none_that_cannot_be_kept() -> None:

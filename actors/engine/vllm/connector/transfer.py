@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from actors.engine.nixl_agents import CPU_DELAY_US as CPU_DELAY_US
+from actors.engine.nixl_agents import tuned
 from actors.engine.vllm.connector.chunked_read import Blocks, ChunkedRead, ReadTerms, Side
 from actors.engine.vllm.connector.pairs import aligned
-
-# Longest sleep of NIXL's progress thread if it shares its core with the model (see tuned_agents).
-CPU_DELAY_US = 1000
 
 LOCAL = "NIXL_INIT_AGENT"
 """NIXL's name for the side that starts a transfer."""
@@ -28,36 +27,11 @@ LOCAL = "NIXL_INIT_AGENT"
 
 @contextlib.contextmanager
 def tuned_agents(delay_us: int) -> Iterator[None]:
-    """Makes NIXL agents created in this context safe for several threads, and their progress threads sleep up to
-    `delay_us` between two polls of the network. With 0 they spin, as NIXL's Python package has them do.
-
-    The spinning thread takes a whole core. On a CPU engine that is the core that computes. Measured on two cores, a 26
-    MB read between two agents took 28 ms (median) with both spinning; at 1,000 us it took 3 ms, with 2 % of a core
-    each; at 10,000 us it took 24 ms. NIXL's C++ library has the setting, but its Python package always sets it to 0.
-
-    NIXL's agents lock nothing by default. With `NIXL_THREAD_SYNC_STRICT` each call takes the agent's lock, so the
-    thread that reads and vLLM's own may both call. A request's state is not locked (ai-dynamo/nixl #2049): each
-    transfer belongs to one thread.
-    """
+    """Tunes the NIXL agents that vLLM creates in this context (`actors.engine.nixl_agents.tuned`)."""
     from vllm.distributed.nixl_utils import NixlWrapper
 
-    module: Any = sys.modules[NixlWrapper.__module__]
-    bindings = module.nixlBind
-
-    class Bindings:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(bindings, name)
-
-        def nixlAgent(self, name: str, config: Any) -> Any:
-            config.pthrDelay = delay_us
-            config.syncMode = bindings.NIXL_THREAD_SYNC_STRICT
-            return bindings.nixlAgent(name, config)
-
-    module.nixlBind = Bindings()
-    try:
+    with tuned(sys.modules[NixlWrapper.__module__], delay_us):
         yield
-    finally:
-        module.nixlBind = bindings
 
 
 @dataclass

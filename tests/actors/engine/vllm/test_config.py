@@ -160,6 +160,11 @@ def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
         ({"flow_silent_s": 0.0}, "flow_silent_s must be above 0"),
         ({"integrity": "on"}, "integrity must be one of off, sampled, full"),
         ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
+        ({"weights_from": "network"}, "weights_from must be one of disk, peer"),
+        (
+            {"weights_from": "peer", "engine_args": {"load_format": "dummy"}},
+            "engine_args.load_format chooses another loader than weights_from: peer",
+        ),
         ({"engine_args": {"kv_transfer_config": {}}}, "engine_args.kv_transfer_config"),
     ],
 )

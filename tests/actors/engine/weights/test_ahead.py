@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.engine import weights
+from actors.engine.weights import ahead
 from benchmarks.live.scaling_steps import cached_share, evict
 
 MIB = 1 << 20
@@ -39,9 +39,9 @@ def wait_cached(folder: Path) -> float:
 
 
 def test_evicted_weights_are_in_the_page_cache_again(evicted: Path) -> None:
-    ahead = weights.read_ahead(evicted)
-    assert ahead is not None
-    ahead.join(10.0)
+    thread = ahead.read_ahead(evicted)
+    assert thread is not None
+    thread.join(10.0)
     assert wait_cached(evicted) == 1.0
 
 
@@ -50,17 +50,17 @@ def test_more_than_the_free_memory_is_left_to_the_loader(
 ) -> None:
     real = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=36 * MIB - 1))
-    assert weights.read_ahead(evicted) is None
+    assert ahead.read_ahead(evicted) is None
     monkeypatch.setattr(psutil, "virtual_memory", lambda: real._replace(available=36 * MIB))
-    assert weights.read_ahead(evicted) is not None
+    assert ahead.read_ahead(evicted) is not None
 
 
 def test_a_file_that_goes_away_is_left_to_the_loader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ahead = weights.ReadAhead([tmp_path / "model.safetensors"])
-    ahead.start()
-    ahead.join(10.0)
+    thread = ahead.ReadAhead([tmp_path / "model.safetensors"])
+    thread.start()
+    thread.join(10.0)
     assert "the weights are not read ahead" in caplog.text
 
 
@@ -74,11 +74,11 @@ def test_the_thread_that_reads_gives_way_to_others(evicted: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "posix_fadvise", seen)
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    ahead = weights.read_ahead(evicted)
-    assert ahead is not None
-    ahead.join(10.0)
+    thread = ahead.read_ahead(evicted)
+    assert thread is not None
+    thread.join(10.0)
     # 33 MiB and 3 MiB in steps of 128 KiB
-    assert nice == [min(19, before + weights.NICE)] * (36 * 8)
+    assert nice == [min(19, before + ahead.NICE)] * (36 * 8)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
@@ -94,9 +94,9 @@ def test_the_thread_that_reads_gives_way_to_others(evicted: Path, monkeypatch: p
 def test_weight_files(tmp_path: Path, present: list[str], found: list[str]) -> None:
     for name in present:
         write(tmp_path / name, 10)
-    assert [file.name for file in weights.weight_files(tmp_path)] == found
+    assert [file.name for file in ahead.weight_files(tmp_path)] == found
 
 
 def test_a_model_that_is_no_folder_has_no_files_here(tmp_path: Path) -> None:
-    assert weights.weight_files(tmp_path / "org" / "model") == []
-    assert weights.read_ahead(tmp_path) is None
+    assert ahead.weight_files(tmp_path / "org" / "model") == []
+    assert ahead.read_ahead(tmp_path) is None
