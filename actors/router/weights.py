@@ -1,4 +1,4 @@
-"""Which engines lend their weights to one that starts: those of its model that are ready, the nearest first."""
+"""The engines that lend their weights to one that starts: those of its model that are ready, the nearest first."""
 
 from collections.abc import Callable, Sequence
 

@@ -35,7 +35,7 @@ SAMPLE_BYTES = 4096
 
 
 class BadCheckpoint(ValueError):
-    """These files, or this description of files, are no checkpoint that can be lent. The message says why."""
+    """An error: these files, or this description of files, are no checkpoint that can be lent. The message says why."""
 
 
 class WeightFile(NamedTuple):

@@ -1,6 +1,6 @@
 """The tree in which weights spread: whom a lender feeds itself, and to whom it sends the others.
 
-A lender feeds at most `fan_out` readers. Whoever comes beyond that is told of these readers, which lend each piece on
+A lender feeds at most `fan_out` readers. Whoever comes beyond that learns of these readers, which lend each piece on
 as it comes, and asks them instead; one that is full answers likewise. Nobody has to know the tree. The reader to which
 fewest were sent is named first, so that the tree stays balanced; all are named, because each may be gone.
 

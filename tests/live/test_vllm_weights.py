@@ -87,7 +87,7 @@ def without_weights(folder: Path) -> Path:
 
 
 def wait_lent(lender: Engine, lent_bytes: int) -> None:
-    """Waits until a lender has lent so much since its start."""
+    """Waits until a lender has lent this much since its start."""
     until_s = time.monotonic() + START_S
     while lender.ask("metrics")["weights_lent_bytes"] < lent_bytes:
         assert time.monotonic() < until_s
@@ -139,7 +139,9 @@ def test_what_a_running_engine_lends_is_on_disk_tensor_by_tensor(lender: Engine,
     assert lender.ask("metrics")["weights_lent_bytes"] - before == size()
 
 
-def test_an_engine_without_files_takes_its_weights_from_one_that_serves(lender: Engine, tmp_path: Path) -> None:
+def test_an_engine_without_files_takes_its_weights_from_one_that_serves(
+    lender: Engine, tmp_path: Path
+) -> None:
     """Nothing can come from the reader's disk. The lender's stream does not stand still meanwhile."""
     bare = without_weights(tmp_path)
     known = text(lender.decode("known", PROMPT, GREEDY, None))

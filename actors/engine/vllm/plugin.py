@@ -34,7 +34,8 @@ from typing import Any
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
-LOADER_ENV = "SLUICE_PEER_LOADER"  # set where the model is loaded by `loader`
+# set where the model is loaded by `loader`
+LOADER_ENV = "SLUICE_PEER_LOADER"
 
 NAP_ENV = "SLUICE_NAP"
 """Variable that is set in the processes of a CPU engine, in which waits sleep."""

@@ -38,7 +38,7 @@ class State(IntEnum):
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What the worker needs to find the pieces."""
+    """The facts by which the worker finds the pieces."""
 
     pages: str
     files: tuple[tuple[str, int], ...]
@@ -58,7 +58,7 @@ def _path(descriptor: int) -> str:
 
 
 class Landing:
-    """The owner's side. `path` is what the loader is told. One thread writes."""
+    """The owner's side. The loader gets `path`. One thread writes."""
 
     def __init__(self) -> None:
         progress = os.memfd_create("sluice-weights-progress")

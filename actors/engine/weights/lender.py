@@ -36,7 +36,7 @@ WINDOW = 2
 """Pieces that a reader may hold at once: one that it reads, and one that is prepared meanwhile."""
 
 MOST_ASKERS = 64
-"""Most connections at once. ASSUMPTION: nobody starts more engines in the moment in which each is told where to go."""
+"""Most connections at once. ASSUMPTION: nobody starts more engines in the moment in which each learns where to go."""
 
 QUIET_S = 60.0
 """Seconds without a message after which a reader loses its place. A reader that waits for pieces which its lender does
@@ -48,7 +48,7 @@ IDLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """What is lent: the memory, and what it is (`checkpoint.difference`). `path` are the ids of those from whom it
+    """A lot that is lent: the memory, and what it is (`checkpoint.difference`). `path` are the ids of those from whom it
     comes; nobody for files on disk.
     """
 

@@ -26,7 +26,7 @@ def digest(view: Bytes) -> bytes:
     """Returns a hash of what is in this memory (XXH3, 128 bits: it finds errors, and no forgery)."""
     # numpy lets other threads run meanwhile, so that nobody waits while pages come from disk
     view[::PAGE].max(initial=0)
-    return xxhash.xxh3_128_digest(memoryview(view))
+    return xxhash.xxh3_128_digest(view.data)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,7 @@
 """Small checkpoints, exchanges in this process, and lenders in processes of their own.
 
 python rig.py FOLDER ADDRESS            lends all; prints "lends"
-python rig.py FOLDER ADDRESS PIECES     lends so many pieces of the usual size; prints "lends", and then "lent"
+python rig.py FOLDER ADDRESS PIECES     lends this many pieces of the usual size; prints "lends", and then "lent"
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Which files of a folder are a checkpoint, and which folders have the same one."""
+"""The files of a folder that are a checkpoint, and the folders that have the same one."""
 
 import json
 import shutil

@@ -125,7 +125,7 @@ def there(one: WeightsExchange) -> int:
 
 
 class Source:
-    """A lender that has as much of a checkpoint as it is told."""
+    """A lender that has as much of a checkpoint as the test says."""
 
     def __init__(self, folder: Path, address: str) -> None:
         checkpoint = Checkpoint(folder, PIECE_BYTES)

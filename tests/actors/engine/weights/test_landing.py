@@ -1,4 +1,4 @@
-"""What a loader sees of a landing, at any point of a read."""
+"""A loader's view of a landing, at any point of a read."""
 
 import threading
 import time
