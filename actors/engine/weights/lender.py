@@ -48,7 +48,7 @@ IDLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """A lot that is lent: the memory, and what it is (`checkpoint.difference`). `path` are the ids of those from whom it
+    """A lot that is lent: the memory, and its identity (`checkpoint.difference`). `path` are the ids of those from whom it
     comes; nobody for files on disk.
     """
 

@@ -72,7 +72,7 @@ class Referred(NoWeights):
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """The identity of this engine's own files (`checkpoint.difference`): a fingerprint, empty without files, and the hash of
+    """The identity of this engine's files (`checkpoint.difference`): a fingerprint, empty without files, and the hash of
     the model's configuration.
     """
 
