@@ -48,8 +48,8 @@ IDLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """A lot that is lent: the memory, and its identity (`checkpoint.difference`). `path` are the ids of those from whom it
-    comes; nobody for files on disk.
+    """A lot that is lent: the memory, and its identity (`checkpoint.difference`). `path` are the ids of those from whom
+    it comes; nobody for files on disk.
     """
 
     shelf: Shelf

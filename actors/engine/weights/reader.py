@@ -72,8 +72,8 @@ class Referred(NoWeights):
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """The identity of this engine's files (`checkpoint.difference`): a fingerprint, empty without files, and the hash of
-    the model's configuration.
+    """The identity of this engine's files (`checkpoint.difference`): a fingerprint, empty without files, and the hash
+    of the model's configuration.
     """
 
     fingerprint: str
