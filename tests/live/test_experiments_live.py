@@ -21,7 +21,8 @@ import yaml
 from app.dashboard.store import BEFORE, RunStore
 from benchmarks.live.experiment.guardian import remember
 from benchmarks.live.servers import ROOT
-from benchmarks.whatif.from_live import collect, described
+from benchmarks.whatif.live.ask import collect
+from benchmarks.whatif.live.describe import described
 from tests.benchmarks.live.experiment.bare_app import KEY, Bare, bare_app
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
