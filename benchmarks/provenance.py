@@ -42,7 +42,6 @@ MISSING = frozenset(
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
-        "watching/opened.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.
