@@ -287,7 +287,7 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
     return env
 
 
-DEFAULTS: Mapping[Device, Mapping[str, str]] = {
+DEFAULT_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
     "cpu": {},
     # Without NVLink, and so between two engines on one GPU, UCX would not read over CUDA IPC, but over TCP.
     "cuda": {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"},

@@ -27,7 +27,7 @@ from typing import Any
 from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
-    DEFAULTS,
+    DEFAULT_ENVIRONMENT,
     SCHEDULERS,
     TRACED,
     UNSET,
@@ -172,7 +172,7 @@ def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
-    for name, value in DEFAULTS[device].items():
+    for name, value in DEFAULT_ENVIRONMENT[device].items():
         os.environ.setdefault(name, value)
     if traces_endpoint() is not None:
         os.environ.update(TRACED)
