@@ -153,8 +153,8 @@ def _middle(pile: Sequence[float]) -> float:
 def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, title: str = "") -> None:
     """Draws horizontal bars, the first on top, with their intervals and figures.
 
-    `values` are (mean, half of the interval) by name. The axis is scaled for the bars, so the end of an interval that
-    is far longer than the bars (as from two seeds) is cut off.
+    `values` are (mean, half of the interval) by name. The axis is scaled for the bars, so the ends of an interval that
+    is far longer than the bars (as from two seeds) are cut off.
     """
     names = list(values)[::-1]
     means = [values[n][0] for n in names]
@@ -164,7 +164,8 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
         names, means, xerr=halves, color=COLOURS[0], height=0.62, error_kw={"ecolor": "#555555", "lw": 1}
     )
     longest = max(map(abs, means), default=1.0) or 1.0
-    low = min(0.0, *(1.15 * m for m in means)) if means else 0.0
+    least = min((m - h for m, h in zip(means, halves, strict=True) if m < 0), default=0.0)
+    low = max(min(0.0, least, *(1.15 * m for m in means)), -1.6 * longest) if means else 0.0
     high = longest * min(1.6, 1.2 + max((h / longest for h in halves), default=0.0))
     for i, (mean, half) in enumerate(zip(means, halves, strict=True)):
         beside = min(max(mean, 0.0) + half, high) + 0.015 * longest

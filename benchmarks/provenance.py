@@ -42,9 +42,6 @@ MISSING = frozenset(
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
-        "watching/cost.json",
-        "watching/opened.json",
-        "watching/traced.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.

@@ -1,4 +1,4 @@
-"""The facts from which the fleet can be simulated (`benchmarks.whatif.from_live`), as plain data."""
+"""The facts from which the fleet can be simulated (`benchmarks.whatif.live`), as plain data."""
 
 from typing import Any
 

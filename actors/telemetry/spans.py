@@ -7,7 +7,8 @@
       migration | retry             from the failure of an attempt to the first token of the next, with a link to the
                                     span of the task that failed
 
-The events `queue` and `pool` of the whole span have the time in the router's queue and in the pool. A colocated
+The events `prepare`, `queue` and `pool` of the whole span have the time until the first attempt was submitted (the body
+is parsed, the template is filled and the text is tokenised), in the router's queue and in the pool. A colocated
 attempt has no transfer: its prefill ends with the first token. Of a sampled request the router's decisions
 (`decisions`) and vLLM's own spans stand below the whole span, too.
 
@@ -97,7 +98,11 @@ def write(answered: Answered, scribe: Scribe) -> None:
     )
     inside = set_span_in_context(whole)
     ended: list[tuple[Attempt, Span]] = []
-    for attempt in sorted(answered.kept.attempts, key=lambda one: one.times.submitted_s):
+    attempts = sorted(answered.kept.attempts, key=lambda one: one.times.submitted_s)
+    if attempts:
+        submitted_s = attempts[0].times.submitted_s
+        whole.add_event("prepare", {"seconds": submitted_s - answered.started_s}, scribe.wall_ns(submitted_s))
+    for attempt in attempts:
         _waits(whole, attempt, scribe)
         before = [
             one

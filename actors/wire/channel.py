@@ -44,9 +44,11 @@ HANDSHAKE_TIMEOUT_S = 10.0
 """Seconds for a peer that has accepted the connection to complete the handshake. ASSUMPTION: a process that needs
 longer than twice `SILENT_S` would be lost anyway."""
 PING_S = 1.0
-SILENT_PINGS = 4
-"""Pings of the peer in a row that may be missing before it is lost. A process that runs at all sends one each second:
-three could be late on a busy machine, and clients should not wait for much longer than 5 s."""
+SILENT_PINGS = 3
+"""Pings of the peer in a row that may be missing before it is lost, which is 3 to 4 s after its last byte. A process
+that runs at all sends one each second: two could be late on a busy machine. A stream that stood still behind a silent
+engine should go on within 6 s, and needs up to 2 s of them for its prompt, its transfer and its first step elsewhere.
+"""
 SILENT_S = SILENT_PINGS * PING_S
 GIVEN_UP_PINGS = SILENT_PINGS - 2
 """Periods by which a late ping of ours may mean that peers have given this process up: they wait for `SILENT_PINGS`

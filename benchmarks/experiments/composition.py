@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import composition_cluster as cluster
+from benchmarks.experiments.balance_route_cluster import AIM
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 from benchmarks.seeds import Spread, spread
 from benchmarks.sim.cluster import simulate
@@ -41,22 +42,13 @@ SUMMARY = (
 SEEDS = (12, 1)
 
 OWN = {**cluster.STEP, "seconds_per_kv_token": cluster.SECONDS_PER_KV_TOKEN}
-MEAN: Mapping[str, Any] = {
-    "ageing_s": None,
-    "pool_wide": True,
-    "beta": 3.0,
-    "pool_lag": 1.0,
-    "center": 1.0,
-    "refill": True,
-    "gamma": 0.98,
-}
 # These are the best points of `composition_tuning`, on the first of its seeds.
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "NetKV": {"variant": "topo_only"},
-    "BR-H": MEAN,
+    "BR-H": {"ageing_s": None, **AIM},
     "BR-0": {"ageing_s": None},
     "CLA": {"cache_weight": 1.0, "load_weight": 4.0},
-    "static stack": MEAN,
+    "static stack": {"ageing_s": None, **AIM},
     "composition": {"ageing_s": 3.0},
 }
 POLICIES: Mapping[str, tuple[str, Mapping[str, Any], str | None]] = {

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import composition
+from benchmarks.experiments.balance_route_cluster import AIM
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ TTFT = composition.TTFT
 Point = Mapping[str, Any]
 AGES: tuple[Point, ...] = ({}, {"ageing_s": 60.0}, {"ageing_s": None})
 WIDE: Point = {"pool_wide": True}
-MEAN: Point = {**WIDE, "beta": 3.0, "pool_lag": 1.0, "center": 1.0, "refill": True, "gamma": 0.98}
-BALANCED = tuple({**age, **aim} for age, aim in itertools.product(AGES, ({}, WIDE, MEAN)))
+BALANCED = tuple({**age, **aim} for age, aim in itertools.product(AGES, ({}, WIDE, AIM)))
 GRIDS: Mapping[str, tuple[Point, ...]] = {
     "NetKV": (
         *({}, {"max_inflight": 4}, {"max_inflight": 64}, {"variant": "topo_only"}),

@@ -1,9 +1,9 @@
 """Traces as a collector has them, against the router's journal: the tasks of each attempt, and the time of a request.
 
 A request's time is that of the ingress's whole span. It is compared with the sum of what the trace says about it: the
-waits (the events `queue` and `pool`), the tasks (`prefill`, `transfer`, `decode`) and, where an engine has failed, the
-time from the end of one attempt to the submission of the next. What is missing from the sum is the ingress's own work:
-before it submits the request, between its stages, and after the last token.
+waits (the events `prepare`, `queue` and `pool`), the tasks (`prefill`, `transfer`, `decode`) and, where an engine has
+failed, the time from the end of one attempt to the submission of the next. What is missing from the sum is the
+ingress's own work between the stages of a request and after the last token.
 """
 
 from collections import Counter, defaultdict

@@ -109,7 +109,7 @@ class SimulateCommand:
 
         if args.traces is not None:
             os.environ["SLUICE_TRACES"] = str(args.traces)
-        from benchmarks.whatif.from_live import FromLiveError
+        from benchmarks.whatif.live.errors import FromLiveError
         from sluice import SluiceError
 
         try:
@@ -143,16 +143,17 @@ def example(name: str) -> Path:
 
 def _describe(args: argparse.Namespace) -> bool:
     """Describes the running application and makes the description what is simulated; returns whether to go on."""
-    from benchmarks.whatif import from_live
+    from benchmarks.whatif.live import ask
+    from benchmarks.whatif.live.describe import described
 
     def say(share: float, what: str) -> None:
         _say(args, progress=0.5 * share, phase=what)
 
-    watch_s = from_live.WATCH_S if args.watch is None else args.watch
-    minutes = from_live.MINUTES if args.minutes is None else args.minutes
+    watch_s = ask.WATCH_S if args.watch is None else args.watch
+    minutes = ask.MINUTES if args.minutes is None else args.minutes
     if not (0 <= watch_s <= 600 and 0 < minutes <= 60):
         raise ValueError("--watch takes 0 to 600 seconds, and --minutes above 0 to 60")
-    made = from_live.described(from_live.collect(args.from_live or None, args.key, watch_s, minutes, say))
+    made = described(ask.collect(args.from_live or None, args.key, watch_s, minutes, say))
     args.config = str(made.write(Path("from-live") if args.write is None else args.write))
     if args.only_write:
         print(json.dumps(made.as_json(), allow_nan=False))
@@ -184,7 +185,7 @@ def _say(args: argparse.Namespace, **content: Any) -> None:
 def _measured(config: Path) -> dict[str, float | None]:
     """Returns what was measured of the application from which the configuration was made; {} for any other one."""
     from benchmarks.whatif.config import WhatIfError
-    from benchmarks.whatif.from_live import BASE, MEASURED
+    from benchmarks.whatif.live.describe import BASE, MEASURED
 
     file = config.parent / MEASURED
     if config.name != BASE or not file.exists():
@@ -259,7 +260,7 @@ def _answer(args: argparse.Namespace, question: Any, bases: dict[str, Any], runs
     from benchmarks.checkout import commit
     from benchmarks.results_io import write_text
     from benchmarks.whatif import table
-    from benchmarks.whatif.from_live import trust
+    from benchmarks.whatif.live.trust import trust
 
     header, lines = ["", *runs], table.rows(runs)
     found = _measured(Path(args.config))

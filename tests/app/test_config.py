@@ -36,6 +36,7 @@ def test_the_shipped_files_are_all_there() -> None:
         "deploy/cpu-colocated.yaml",
         "deploy/sim.yaml",
         "deploy/gpu-node.yaml",
+        "deploy/one-gpu.yaml",
         "deploy/multi-node.yaml",
         "deploy/kuberay.yaml",
         "app/profile/examples/cpu.yaml",

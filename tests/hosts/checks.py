@@ -13,8 +13,9 @@ needs_hosts = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 WAIT_S = 8.0
 """Longest wait for a token that a host without an answer may cause, in time for which the clients ran.
 
-It consists of 4 s until a link counts as silent, 2 s until the answer goes on elsewhere (6 s are the aim), and 2 s for
-a slow machine. Without heartbeats a stream waits for as long as the host is away, and then for TCP's next repetition.
+It consists of up to 4 s until a link counts as silent, 2 s until the answer goes on elsewhere (6 s are the aim), and
+2 s for a slow machine. Without heartbeats a stream waits for as long as the host is away, and then for TCP's next
+repetition.
 """
 
 

@@ -150,12 +150,20 @@ class Cluster:
 
     def deploy(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Runs `serve deploy` on the head with deploy/multi-node.yaml, whose application args `change` has made
-        small.
+        small. The order is given again where Ray's dashboard ends the connection, as it does on a busy machine.
         """
         file = config_file(self.folder, "multi-node.yaml", change)
         command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(file)]
         command += ["--address", f"http://{HEAD}:{DASHBOARD_PORT}"]
-        self.hosts["head"].run(command, START_S, env=self.environment())
+        end_s = time.monotonic() + START_S
+        while True:
+            try:
+                self.hosts["head"].run(command, START_S, env=self.environment())
+                return
+            except AssertionError as error:
+                if "Connection aborted" not in str(error) or time.monotonic() > end_s:
+                    raise AssertionError(f"{error}\n{self.logs()}") from None
+                time.sleep(2.0)
 
     def logs(self) -> str:
         """Returns the ends of what Ray printed and wrote on each host, for the text of a failure."""

@@ -7,6 +7,10 @@ The prefill policy looks at prefix hits, so the index is fed and asked, though w
 import os
 from typing import Any
 
+DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
+"""Where the engines of tests/live/test_vllm_engines.py and test_vllm_resume.py run: `SLUICE_TEST_DEVICE=cuda
+SLUICE_TEST_DTYPE=bfloat16 pytest ...` starts both on the first GPU."""
+
 DTYPE = os.environ.get("SLUICE_TEST_DTYPE", "float32")
 """The dtype in which the vLLM engines of all tests compute; `SLUICE_TEST_DTYPE=bfloat16 pytest ...` tries the other."""
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 STEP_S = 0.001
 REST_S = 0.1
-"""Seconds between two steps while reads are open, and otherwise; the agent gives up a worker that is silent for 4 s."""
+"""Seconds between two steps while reads are open, and otherwise; the agent gives up a worker that is silent for 3 s."""
 
 CHUNK_S = 0.010
 """Seconds that a chunk takes at the bandwidth of its source as it was seen last (docs/design.md 5)."""

@@ -291,6 +291,10 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
     }
     if os.path.isdir(config.model):
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if device == "cuda":
+        # Outside Ray vLLM would fork its core: a copy of its owner, whose life nothing binds to the owner's, and no
+        # early process.
+        env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if device == "cpu":
         # NIXL moves state-space models only in this layout; vLLM sets it itself for connectors that it knows by name.
         env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
@@ -302,6 +306,13 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
             env["VLLM_CPU_OMP_THREADS_BIND"] = split_ranks(config.cores, ranks)
     return env
 
+
+DEFAULT_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
+    "cpu": {},
+    # Without NVLink, and so between two engines on one GPU, UCX would not read over CUDA IPC, but over TCP.
+    "cuda": {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"},
+}
+"""Environment variables that the engine's processes get unless they are set, as by `engines[].env`."""
 
 TRACED: Mapping[str, str] = {
     # a request that is not sampled, and whatever vLLM does beside requests, has no span

@@ -8,7 +8,7 @@ is the core.
 
 An environment variable that takes effect before or during the imports (`EARLY`) cannot be handed over. If one differs
 by then, `take` refuses, and the core is spawned as usual. So the owner must know these variables beforehand:
-`platform_environment` says what vLLM's CPU platform will set.
+`platform_environment` says what vLLM will set.
 
 vLLM's own ways were judged. Its `forkserver` serves the API's processes and not the core; a core that is forked from a
 server would have the server's OpenMP binding, and its life would not be bound to its owner's. To fork the core from the
@@ -45,6 +45,10 @@ EARLY = (
 )  # fmt: skip
 """Prefixes of the environment variables that are read when a process starts, or by an import. LD_LIBRARY_PATH is none
 of them: packages that are imported change it, in the early process as in its owner."""
+
+CHOSEN_THREADS = ("OMP_NUM_THREADS", "VLLM_OMP_NUM_THREADS_SET_BY_VLLM")
+"""The number of threads with which a GPU's core loads weights, and vLLM's mark that it chose the number, for want of
+one in the environment. An early process has PyTorch's own number, and each sets 1 when it has loaded."""
 
 WORKERS: Mapping[Device, str] = {"cpu": "vllm.v1.worker.cpu_worker", "cuda": "vllm.v1.worker.gpu_worker"}
 
@@ -93,10 +97,13 @@ class EarlyCore:
         return not self._late(environment)
 
     def _late(self, environment: Mapping[str, str]) -> list[str]:
+        threads, chosen = CHOSEN_THREADS
         return sorted(
             name
             for name in {*self._environment, *environment}
-            if name.startswith(EARLY) and self._environment.get(name) != environment.get(name)
+            if name.startswith(EARLY)
+            and self._environment.get(name) != environment.get(name)
+            and not (name == threads and environment.get(chosen))
         )
 
     def take(self, fds: Sequence[int], environment: Mapping[str, str]) -> int | None:
@@ -171,12 +178,14 @@ def core_modules(device: Device, asynchronous: bool = False) -> tuple[str, ...]:
 
 
 def platform_environment(device: Device, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of `EARLY` that vLLM will set for the core, beside `environment`: on CPUs it preloads
-    PyTorch's OpenMP and, if it brings one, its own allocator (`vllm.platforms.cpu`, `check_and_update_config`).
+    """Returns the variables of `EARLY` that vLLM will set for the core, beside `environment`: one everywhere, when it
+    is imported (`vllm.env_override`), and on CPUs it preloads PyTorch's OpenMP and, if it brings one, its own allocator
+    (`vllm.platforms.cpu`, `check_and_update_config`).
     """
+    found = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if device != "cpu":
-        return {}
-    found = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
+        return found
+    found["TORCHINDUCTOR_CPP_DYNAMIC_THREADS"] = "1"
     preloaded = environment.get("LD_PRELOAD", "")
     torch, vllm = _folder("torch"), _folder("vllm")
     if not any(name in preloaded for name in ("libomp", "libgomp", "libiomp")):

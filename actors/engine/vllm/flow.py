@@ -55,7 +55,7 @@ POLL_GROWTH = 0.02
 """Pause as a share of the time in which nothing ended: it adds 2 % to that time, and is longest after one second."""
 
 IDLE_S = 0.4
-"""Longest wait of a thread that reads nothing. The flow agent gives up a worker that is silent for 4 s."""
+"""Longest wait of a thread that reads nothing. The flow agent gives up a worker that is silent for 3 s."""
 
 _TROUBLE_S = 0.05
 _STOP_S = 5.0

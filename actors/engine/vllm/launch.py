@@ -27,6 +27,7 @@ from typing import Any
 from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
+    DEFAULT_ENVIRONMENT,
     LANDING,
     LOAD_FORMAT,
     SCHEDULERS,
@@ -201,6 +202,8 @@ def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
+    for name, value in DEFAULT_ENVIRONMENT[device].items():
+        os.environ.setdefault(name, value)
     if traces_endpoint() is not None:
         os.environ.update(TRACED)
     os.environ[plugin.NAP_ENV] = "1" if device == "cpu" else ""
@@ -212,7 +215,7 @@ def set_environment(config: VllmEngineConfig, device: Device, port: int) -> None
 
 def early_core(config: VllmEngineConfig, device: Device) -> EarlyCore | None:
     """Returns a process that imports for the core from now on, or has done so before. None if there are several
-    cores. vLLM must spawn its core to take it, as it does on CPUs and inside Ray.
+    cores. vLLM must spawn its core to take it (`environment`).
     """
     global _prepared
     if config.data_parallel_size != 1:

@@ -28,7 +28,7 @@ def unsampled(*results: Result | None) -> Kept:
 
 
 def answered(status: int = 200, kept: Kept | None = None) -> Answered:
-    """A request with one attempt: queue 1 s, prefill 2 s, pool 1 s, transfer 1 s, decode 5 s."""
+    """A request with one attempt: until submitted 0.5 s, queue 1 s, prefill 2 s, pool 1 s, transfer 1 s, decode 5 s."""
     times = Times(100.0, 101.0, 103.0, None, 104.0, None, 105.0, 110.0, 105.0)
     attempt = Attempt(
         "r-1", 0, times, 110.0, "finished", "p", "d", None, None, False, 10, 0, 3, 4096, 0.5, 0.1
@@ -36,7 +36,7 @@ def answered(status: int = 200, kept: Kept | None = None) -> Answered:
     kept = kept or Kept(PLACE, True)
     kept.attempts.append(attempt)
     return Answered(
-        kept, "/v1/chat/completions", "chatcmpl-r", "m", "chat", 100.0, 105.0, 110.0, status, 7, 10, 16, True
+        kept, "/v1/chat/completions", "chatcmpl-r", "m", "chat", 99.5, 105.0, 110.0, status, 7, 10, 16, True
     )
 
 
@@ -63,12 +63,12 @@ def test_a_request_is_one_span_with_one_for_each_task() -> None:
     assert all(span.parent_span_id == whole.span_id for name, span in spans.items() if span is not whole)
     seconds = {name: (s.end_time_unix_nano - s.start_time_unix_nano) / 1e9 for name, s in spans.items()}
     assert seconds == pytest.approx(
-        {"POST /v1/chat/completions": 10, "prefill": 2, "transfer": 1, "decode": 5}, abs=1e-6
+        {"POST /v1/chat/completions": 10.5, "prefill": 2, "transfer": 1, "decode": 5}, abs=1e-6
     )
     waits = {event.name: event.attributes[0].value.double_value for event in whole.events}
-    assert waits == pytest.approx({"queue": 1, "pool": 1})
+    assert waits == pytest.approx({"prepare": 0.5, "queue": 1, "pool": 1})
     assert attributes(whole)["gen_ai.usage.output_tokens"] == 10
-    assert attributes(whole)["gen_ai.response.time_to_first_chunk"] == pytest.approx(5)
+    assert attributes(whole)["gen_ai.response.time_to_first_chunk"] == pytest.approx(5.5)
     assert attributes(spans["transfer"])["sluice.engine"] == "d"
     assert to.resources[0]["service.name"] == "sluice-ingress"
 

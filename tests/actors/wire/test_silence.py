@@ -60,7 +60,7 @@ async def test_a_peer_that_falls_silent_is_lost_and_the_reason_says_so(server: t
     _, writer = await raw(address)
     writer.write(frame(HELLO))
     await until(lambda: side.reasons)
-    assert side.reasons == ["ingress raw was silent for 4 s"]
+    assert side.reasons == ["ingress raw was silent for 3 s"]
     assert side.channels[0].silent and not side.channels[0].broken
     writer.close()
 
@@ -110,7 +110,7 @@ async def test_a_peer_that_speaks_but_does_not_read_is_lost(server: tuple[Side, 
     while not side.reasons:
         writer.write(frame(Ping()))
         await asyncio.sleep(PING_S / 2)
-    assert side.reasons[0].startswith("ingress raw read nothing for 4 s, ")
+    assert side.reasons[0].startswith("ingress raw read nothing for 3 s, ")
     assert side.channels[0].silent
     writer.close()
     del reader
@@ -185,8 +185,8 @@ async def test_a_connection_that_is_cut_without_a_word_ends_on_both_sides(server
         assert not client.reasons and not side.reasons
         proxy.relays = False
         await until(lambda: client.reasons and side.reasons)
-    assert client.reasons == ["engine e1 was silent for 4 s"]
-    assert side.reasons == ["ingress i1 was silent for 4 s"]
+    assert client.reasons == ["engine e1 was silent for 3 s"]
+    assert side.reasons == ["ingress i1 was silent for 3 s"]
 
 
 async def test_a_peer_that_accepts_and_never_speaks_is_given_up(

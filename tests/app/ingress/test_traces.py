@@ -146,7 +146,8 @@ async def test_live_requests_are_traced_to_a_collector(tmp_path: Path) -> None:
         told_s = sum(s.end_time_unix_nano - s.start_time_unix_nano for s in tasks) / 1e9
         told_s += sum(_seconds(event) for event in one.events)
         whole_s = (one.end_time_unix_nano - one.start_time_unix_nano) / 1e9
-        # what is left is the ingress's own work before the queue and after the last token
+        assert [event.name for event in one.events] == ["prepare", "queue", "pool"]
+        # what is left is the ingress's own work between the stages and after the last token
         assert told_s <= whole_s
 
 

@@ -38,11 +38,12 @@ def waited(whole: Span, name: str, until_ms: float, seconds: float) -> None:
 
 
 def migrated() -> list[Span]:
-    """A request of 100 ms: an attempt from 1 to 40 ms, then one from 43 ms on. 1 + 3 + 2 ms are nobody's, and of those
-    the 3 ms between the attempts are a gap that the migration shows.
+    """A request of 100 ms: an attempt from 1 to 40 ms, then one from 43 ms on. 3 + 2 ms are nobody's, and of those the
+    3 ms between the attempts are a gap that the migration shows.
     """
     whole = span("POST /v1/completions", 0, 100, 1, gen_ai_response_id="cmpl-a")
     whole.attributes[0].key = "gen_ai.response.id"
+    waited(whole, "prepare", 1, 0.001)
     waited(whole, "queue", 5, 0.004)  # submitted at 1 ms
     waited(whole, "pool", 22, 0.002)
     waited(whole, "queue", 45, 0.002)  # submitted at 43 ms
@@ -63,8 +64,8 @@ def migrated() -> list[Span]:
 
 def test_waits_tasks_and_gaps_add_up_to_the_request() -> None:
     found = traces_of(migrated())
-    # 1 ms before the request is submitted, and 2 ms after the last token
-    assert found.missing_s("cmpl-a") == pytest.approx(0.003)
+    # 2 ms after the last token
+    assert found.missing_s("cmpl-a") == pytest.approx(0.002)
     assert found.tasks == {attempt: Counter(prefill=1, transfer=1, decode=1) for attempt in ("a-1", "a-2")}
     assert (found.going_on, found.orphans) == (1, Counter())
 
@@ -73,9 +74,9 @@ def test_time_that_counts_twice_or_is_nobodys_is_seen() -> None:
     spans = migrated()
     spans[3] = span("migration", 40, 70, 5, 1, sluice_attempt="a-2")
     spans[6] = span("decode", 60, 98, 8, 1, sluice_attempt="a-2")  # 10 ms of them are the transfer's
-    assert traces_of(spans).missing_s("cmpl-a") == pytest.approx(0.003 - 0.010)
+    assert traces_of(spans).missing_s("cmpl-a") == pytest.approx(0.002 - 0.010)
     del spans[6]
-    assert traces_of(spans).missing_s("cmpl-a") == pytest.approx(0.003 + 0.028)
+    assert traces_of(spans).missing_s("cmpl-a") == pytest.approx(0.002 + 0.028)
 
 
 def test_a_span_whose_parent_never_came_is_an_orphan() -> None:

@@ -78,6 +78,7 @@ def test_cuda_environment_has_nothing_of_the_cpu() -> None:
     env = environment(config(cores=(0, 1)), "cuda", 5600)
     assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert not [name for name in env if "CPU" in name or "COMPILE" in name]
+    assert env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_cpu_environment_binds_the_cores(tmp_path: Path) -> None:

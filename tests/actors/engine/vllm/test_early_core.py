@@ -139,8 +139,15 @@ def test_an_early_process_dies_with_its_owner(tmp_path: Path) -> None:
     wait_until_gone([early])
 
 
-def test_a_gpu_s_core_gets_nothing_more_than_its_owner_has() -> None:
-    assert platform_environment("cuda", {}) == {}
+def test_a_gpu_s_core_gets_what_importing_vllm_sets() -> None:
+    assert platform_environment("cuda", {}) == {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def test_a_number_of_threads_that_vllm_chose_is_no_reason_to_spawn(tmp_path: Path) -> None:
+    chosen = "os.environ.update(OMP_NUM_THREADS='7', VLLM_OMP_NUM_THREADS_SET_BY_VLLM='1')"
+    told = owner(tmp_path, chosen)
+    assert told["taken"]
+    assert told["pid"] == told["early"]
 
 
 def test_openmp_and_an_allocator_are_preloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

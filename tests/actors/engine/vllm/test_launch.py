@@ -1,5 +1,6 @@
 """Ports of NIXL's side channel: kept until the engine listens, and a taken one is said instead of waited for."""
 
+import os
 import socket
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import zmq
 
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
-from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports
+from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports, set_environment
 from actors.engine.vllm.stats import Hello
 
 HOST = "127.0.0.1"
@@ -68,3 +69,18 @@ def test_weights_end_before_the_kv_cache_and_the_slowest_worker_counts() -> None
         abs=0.01,
     )  # fmt: skip
     assert engine.loading_s == pytest.approx((6.0, 6.5), abs=0.01)
+
+
+def test_what_engines_get_by_default_gives_way_to_what_is_set() -> None:
+    config = VllmEngineConfig(engine_id="d", role="decode", model="m")
+    before = dict(os.environ)
+    try:
+        for given, expected in (None, "on"), ("off", "off"):
+            os.environ.pop("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", None)
+            if given is not None:
+                os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = given
+            set_environment(config, "cuda", 5600)
+            assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == expected
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
