@@ -21,8 +21,9 @@ WeightsFrom = Literal["disk", "peer"]
 
 LOAD_FORMAT = "sluice_peer"
 LANDING = "landing"
-"""The load format of engines that may read their weights from another engine, and the key of the landing in its extra
-configuration (`actors.engine.vllm.loader`)."""
+LANDING_OF = "landing_of"
+"""The load format of engines that may read their weights from another engine, and in its extra configuration the keys
+of the landing and of the model to which that belongs (`actors.engine.vllm.loader`)."""
 
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"

@@ -29,6 +29,7 @@ from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
     DEFAULT_ENVIRONMENT,
     LANDING,
+    LANDING_OF,
     LOAD_FORMAT,
     SCHEDULERS,
     TRACED,
@@ -262,7 +263,8 @@ def _launched(
     args = engine_args(config, device)
     if weights is not None:
         weights.imported()
-        args |= {"load_format": LOAD_FORMAT, "model_loader_extra_config": {LANDING: weights.landing.path}}
+        landing = {LANDING: weights.landing.path, LANDING_OF: config.model}
+        args |= {"load_format": LOAD_FORMAT, "model_loader_extra_config": landing}
     endpoint = traces_endpoint()
     if endpoint is not None:
         args.setdefault("otlp_traces_endpoint", endpoint)

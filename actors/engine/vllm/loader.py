@@ -4,7 +4,7 @@ It is vLLM's default loader, but the tensors of the model's folder come out of t
 (`actors.engine.weights`), each as soon as it is there. What does not come, and all other weights, come from disk.
 
     registered as    LOAD_FORMAT, by `register`, in every process of such an engine
-    told by          model_loader_extra_config: {LANDING: the landing's path}
+    told by          model_loader_extra_config: {LANDING: the landing's path, LANDING_OF: the model's folder}
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from actors.engine.vllm.config import LANDING, LOAD_FORMAT
+from actors.engine.vllm.config import LANDING, LANDING_OF, LOAD_FORMAT
 from actors.engine.weights.checkpoint import Bytes
 from actors.engine.weights.landing import Landed
 from policies.weights.checkpoint import BadCheckpoint, Tensor
@@ -44,7 +44,7 @@ class PeerLoader(DefaultModelLoader):
 
     def __init__(self, load_config: LoadConfig) -> None:
         extra: Any = dict(load_config.model_loader_extra_config)
-        self._landing = str(extra.pop(LANDING))
+        self._landing, self._folder = str(extra.pop(LANDING)), str(extra.pop(LANDING_OF))
         super().__init__(
             dataclasses.replace(load_config, load_format="auto", model_loader_extra_config=extra)
         )
@@ -52,8 +52,12 @@ class PeerLoader(DefaultModelLoader):
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        if source.subfolder is not None or source.allow_patterns_overrides is not None:
-            # not the folder's own weights
+        if (
+            source.model_or_path != self._folder
+            or source.subfolder is not None
+            or source.allow_patterns_overrides is not None
+        ):
+            # a draft model, say, which vLLM loads by the same configuration
             yield from super()._get_weights_iterator(source)
             return
         self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()

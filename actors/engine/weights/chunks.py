@@ -131,10 +131,9 @@ class ChunkReads:
         now_s = time.monotonic()
         for chunk in list(self._flying):
             state = self._agent.state(chunk.handle)
-            if state == "PROC":
+            if state == "PROC" or not self._agent.release(chunk.handle):
                 continue
             self._flying.remove(chunk)
-            self._agent.release(chunk.handle)
             took_s = now_s - chunk.posted_s
             if state == "DONE":
                 rate = chunk.post.size / max(took_s, 1e-6)

@@ -4,7 +4,8 @@
     imported    NIXL may be imported now: the read begins, while the engine's other processes import
     loaded      the loader has the weights; the landing is given back, and files on disk are lent from now on
 
-A node without files lends its landing as long as it feeds others, at most for `LINGER_S`. Whatever fails here leaves
+A node without files lends its landing as long as it feeds others, at most for `LINGER_S`. What was lent of a landing
+stays in memory until the lender's agent ends (`lender.IDLE_S`). Whatever fails here leaves
 the engine's start to the disk, and nothing of it blocks the engine: its event loop and its steps know nothing of this.
 """
 
@@ -124,17 +125,17 @@ class WeightsExchange:
             self._listening.set()
 
     async def _live(self) -> None:
-        await self._lender.start(self._config.listen)
-        self._listening.set()
-        reading = asyncio.create_task(self._read(self._own()), name="weights from a peer")
-        ended = asyncio.create_task(self._stopping.wait())
-        loaded = asyncio.create_task(self._lend_on(reading))
+        tasks: list[asyncio.Task[None]] = []
         try:
-            await ended
+            await self._lender.start(self._config.listen)
+            self._listening.set()
+            reading = asyncio.create_task(self._read(self._own()), name="weights from a peer")
+            tasks += [reading, asyncio.create_task(self._lend_on(reading), name="weights for others")]
+            await self._stopping.wait()
         finally:
-            for task in (reading, loaded):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, loaded, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._lender.stop()
 
     def _own(self) -> Mine:

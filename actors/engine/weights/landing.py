@@ -9,6 +9,7 @@ it under `/proc` of the owner. A second such file tells the worker how far the r
     failed    no more will come: the loader reads the rest from disk
 """
 
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +21,13 @@ import numpy as np
 from actors.engine.weights.checkpoint import Bytes
 from policies.weights.checkpoint import LENGTH_BYTES, Layout, Piece, Tensor, WeightFile, header_end, tensors
 
-PAGE = 4096
 PROGRESS_BYTES = 1 << 20
 """Size of the second file, which has pages only for what is written: the layout of some thousand files."""
 _RECORD_AT = 16
 _STATE = 1 << 40  # the word is state * _STATE + arrived
+
+NAME = "sluice-weights-progress"
+"""The second file's name, which others do not have that get its number once it is closed."""
 
 POLL_S = 0.002
 
@@ -49,7 +52,7 @@ def _begins(layout: Layout) -> list[int]:
     """Returns where each file begins in the landing's memory, and where the last one ends: at whole pages."""
     begins = [0]
     for file in layout.files:
-        begins.append(begins[-1] + -(-file.size // PAGE) * PAGE)
+        begins.append(begins[-1] + -(-file.size // mmap.PAGESIZE) * mmap.PAGESIZE)
     return begins
 
 
@@ -61,7 +64,7 @@ class Landing:
     """The owner's side. The loader gets `path`. One thread writes."""
 
     def __init__(self) -> None:
-        progress = os.memfd_create("sluice-weights-progress")
+        progress = os.memfd_create(NAME)
         os.ftruncate(progress, PROGRESS_BYTES)
         self.path = _path(progress)
         self._map: Bytes = np.memmap(self.path, np.uint8, mode="r+")
@@ -97,6 +100,9 @@ class Landing:
         begin = self._begins[piece.file] + piece.begin
         return self._memory[begin : begin + piece.size]
 
+    def returned(self, piece: Piece) -> None:
+        """Does nothing: what is lent of a landing is no copy."""
+
     def arrived(self, pieces: int) -> None:
         """Tells the loader that the first `pieces` are there."""
         self._word[0] = State.READING * _STATE + pieces
@@ -106,7 +112,7 @@ class Landing:
         self._word[0] = State.FAILED * _STATE
 
     def close(self) -> None:
-        """Gives the memory back, as far as nobody else has it mapped. Idempotent."""
+        """Gives the memory back as soon as nobody has it mapped any more. Idempotent."""
         self._memory = None
         # a late word goes nowhere
         self._word = self._word.copy()
@@ -122,6 +128,8 @@ class Landed:
     """
 
     def __init__(self, path: str, wait_s: float) -> None:
+        if NAME not in os.readlink(path):
+            raise FileNotFoundError(f"{path} is no landing any more")
         self._map: Bytes = np.memmap(path, np.uint8, mode="r")
         self._word = self._map[:8].view(np.int64)
         self._wait_s = wait_s

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from actors.engine.weights.checkpoint import Shelf
 from actors.engine.weights.pages import Held, PagesAgent, PagesError, digest
@@ -26,21 +27,19 @@ from actors.wire.messages import (
     WeightsLent,
     WeightsRefused,
 )
+from actors.wire.messages.weights import WINDOW
 from actors.wire.sockets import listen, remove_sockets
-from policies.weights.checkpoint import difference
+from policies.weights.checkpoint import Piece, difference
 from policies.weights.tree import Reader, instead
 
 log = logging.getLogger(__name__)
-
-WINDOW = 2
-"""Pieces that a reader may hold at once: one that it reads, and one that is prepared meanwhile."""
 
 MOST_ASKERS = 64
 """Most connections at once. ASSUMPTION: nobody starts more engines in the moment in which each learns where to go."""
 
 QUIET_S = 60.0
 """Seconds without a message after which a reader loses its place. A reader that waits for pieces which its lender does
-not have yet is not quiet. ASSUMPTION: longer than the longest read of a piece (`reader.piece_limit_s`)."""
+not have yet is not quiet. ASSUMPTION: longer than the longest read of a piece (`chunks.limit_s`)."""
 
 IDLE_S = 10.0
 """Seconds without readers after which the agent ends. ASSUMPTION: engines that start together come within these."""
@@ -58,6 +57,14 @@ class Lot:
     path: tuple[str, ...] = ()
 
 
+class _Loan(NamedTuple):
+    """A piece that a reader holds."""
+
+    held: Held
+    shelf: Shelf
+    piece: Piece
+
+
 @dataclass(eq=False, slots=True)
 class _Reader:
     """One reader that is fed: what it wants, in order, and what it holds."""
@@ -68,7 +75,7 @@ class _Reader:
     heard_s: float
     referred: int = 0
     wanted: collections.deque[int] = field(default_factory=collections.deque)
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, _Loan] = field(default_factory=dict)
 
 
 class Lender:
@@ -96,6 +103,7 @@ class Lender:
         self._channels: set[Channel] = set()
         self._readers: dict[Channel, _Reader] = {}
         self._askers: dict[Channel, AskWeights] = {}
+        self._making: asyncio.Task[None] | None = None
         self._tick: asyncio.Task[None] | None = None
         self._idle_since_s = 0.0
         self._nobody = asyncio.Event()
@@ -111,14 +119,16 @@ class Lender:
 
     async def stop(self) -> None:
         """Closes all connections and gives up all memory. Idempotent."""
-        if self._tick is not None:
-            self._tick.cancel()
+        for task in (self._tick, self._making):
+            if task is not None:
+                task.cancel()
         for server in self._servers:
             server.close()
         for channel in list(self._channels):
             channel.abort("the lender stops")
         await asyncio.gather(*(channel.closed for channel in self._channels))
         remove_sockets(self.addresses)
+        self.addresses = ()
         self._end_agent()
         self._lot = None
 
@@ -129,9 +139,7 @@ class Lender:
         checkpoint, in other memory.
         """
         self._lot, self._there, self._expecting = lot, there, False
-        askers, self._askers = self._askers, {}
-        for channel, message in askers.items():
-            self._asked(channel, message)
+        self._ask_again()
         self._serve_all()
 
     def arrived(self, there: int, hashed: bytes) -> None:
@@ -143,11 +151,9 @@ class Lender:
     def end(self, reason: str) -> None:
         """Lends nothing any more, for this reason. Readers look elsewhere."""
         self._lot, self._expecting = None, False
-        for channel, _ in self._askers.items():
-            channel.send(WeightsRefused(reason))
-        self._askers.clear()
+        self._refuse_all(reason)
         for reader in list(self._readers.values()):
-            reader.channel.close(reason)
+            self._part(reader, reason)
 
     async def readers_left(self, limit_s: float) -> None:
         """Waits until nobody is fed any more, but at most `limit_s`."""
@@ -225,8 +231,13 @@ class Lender:
                 one.referred += bool(others) and one.name == others[0].name
             channel.send(WeightsRefused("it feeds others", tuple(other.addresses for other in others)))
             return
+        if self._agent is None:
+            self._askers[channel] = message
+            if self._making is None:
+                self._making = asyncio.create_task(self._make_agent(), name="agent that lends weights")
+            return
         try:
-            connection = self._own_agent().connection()
+            connection = self._agent.connection()
         except PagesError as error:
             channel.send(WeightsRefused(str(error)))
             return
@@ -247,6 +258,18 @@ class Lender:
             layout.pieces,
         )
 
+    def _ask_again(self) -> None:
+        """Answers those who wait, as far as that is possible now."""
+        askers, self._askers = self._askers, {}
+        for channel, message in askers.items():
+            self._asked(channel, message)
+
+    def _refuse_all(self, reason: str) -> None:
+        """Refuses those who wait."""
+        for channel in self._askers:
+            channel.send(WeightsRefused(reason))
+        self._askers.clear()
+
     def _serve_all(self) -> None:
         for reader in list(self._readers.values()):
             self._serve(reader)
@@ -259,38 +282,52 @@ class Lender:
                 self._lend(reader, number)
             except (PagesError, IndexError, OSError) as error:
                 log.warning("piece %d of the weights cannot be lent: %s", number, error)
-                reader.channel.abort(f"piece {number} cannot be lent: {error}")
+                self._part(reader, f"piece {number} cannot be lent: {error}")
                 return
+
+    def _part(self, reader: _Reader, reason: str) -> None:
+        """Ends a reader's loans, and tells it why. Its memory stays registered until the connection has ended."""
+        reader.channel.send(WeightsRefused(reason))
+        reader.channel.close(reason)
 
     def _lend(self, reader: _Reader, number: int) -> None:
         assert self._lot is not None
+        assert self._agent is not None
         if number in reader.held or number < 0:
             raise IndexError("it is no piece, or is lent already")
         shelf = self._lot.shelf
-        view = shelf.view(shelf.layout.piece(number))
+        piece = shelf.layout.piece(number)
+        view = shelf.view(piece)
         hashed = self._digests.get(number)
         if hashed is None:
             hashed = self._digests[number] = digest(view)
-        agent = self._own_agent()
-        held = reader.held[number] = agent.hold(view)
-        reader.channel.send(PieceLent(number, held.address, agent.describe(held), hashed))
+        held = self._agent.hold(view)
+        reader.held[number] = _Loan(held, shelf, piece)
+        reader.channel.send(PieceLent(number, held.address, self._agent.describe(held), hashed))
         self.lent_bytes += len(view)
         self.lent_pieces += 1
 
     # ---------------------------------------------------------------------------------------------------------- memory
 
-    def _own_agent(self) -> PagesAgent:
-        if self._agent is None:
-            self._agent = self._new_agent(self._me.id)
-        return self._agent
+    async def _make_agent(self) -> None:
+        """Makes the agent for those who wait. That takes part of a second, in which nobody may hear nothing of us."""
+        try:
+            self._agent = await asyncio.to_thread(self._new_agent, self._me.id)
+        except PagesError as error:
+            self._refuse_all(str(error))
+        else:
+            self._idle_since_s = asyncio.get_running_loop().time()
+            self._ask_again()
+        finally:
+            self._making = None
 
-    def _drop(self, held: Held) -> None:
-        if self._agent is not None:
-            self._agent.drop(held)
+    def _drop(self, loan: _Loan) -> None:
+        if self._agent is not None and self._agent.drop(loan.held):
+            loan.shelf.returned(loan.piece)
 
     def _drop_all(self, reader: _Reader) -> None:
-        for held in reader.held.values():
-            self._drop(held)
+        for loan in reader.held.values():
+            self._drop(loan)
         reader.held.clear()
 
     def _end_agent(self) -> None:

@@ -1,11 +1,13 @@
 """NIXL for weights: memory that is lent while a reader needs it, and reads of other engines' memory.
 
-Each agent belongs to one thread. Importing NIXL imports PyTorch, and an agent has threads of its own, so both happen
-only where weights move.
+Each agent belongs to one thread, but may be made by another one. Importing NIXL imports PyTorch, and an agent has
+threads of its own, so both happen only where weights move.
 """
 
+import mmap
 import os
 import sys
+import threading
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,8 @@ import xxhash
 from actors.engine.nixl_agents import CPU_DELAY_US, tuned
 from actors.engine.weights.checkpoint import Bytes
 
-PAGE = 4096
+_tuning = threading.Lock()
+"""Held while an agent is made: the tuning changes NIXL's module."""
 
 
 class PagesError(RuntimeError):
@@ -25,7 +28,7 @@ class PagesError(RuntimeError):
 def digest(view: Bytes) -> bytes:
     """Returns a hash of what is in this memory (XXH3, 128 bits: it finds errors, and no forgery)."""
     # numpy lets other threads run meanwhile, so that nobody waits while pages come from disk
-    view[::PAGE].max(initial=0)
+    view[:: mmap.PAGESIZE].max(initial=0)
     return xxhash.xxh3_128_digest(view.data)
 
 
@@ -43,7 +46,11 @@ class Held:
 
 
 class PagesAgent:
-    """One NIXL agent. Raises PagesError where NIXL fails."""
+    """One NIXL agent. Raises PagesError where NIXL fails.
+
+    What was held stays mapped until `close`. Over TCP UCX reads for others at any address of the process, registered or
+    not, so a late read of a reader that was given up would end this process (SIGSEGV) if nothing were there.
+    """
 
     def __init__(self, name: str) -> None:
         # as vLLM does before it imports NIXL, against a leak in UCX
@@ -54,12 +61,13 @@ class PagesAgent:
             module: Any = sys.modules[api.nixl_agent.__module__]
             # an agent that comes again under an old name would not be known by its address
             self.name = f"{name}-weights-{uuid.uuid4().hex[:8]}"
-            with tuned(module, CPU_DELAY_US):
+            with _tuning, tuned(module, CPU_DELAY_US):
                 self._agent: Any = api.nixl_agent(self.name, api.nixl_agent_config(backends=["UCX"]))
             self._bindings: Any = module.nixlBind
         except Exception as error:
             raise PagesError(f"no NIXL agent can be made: {error!r}") from error
         self._held: dict[tuple[int, int], Held] = {}
+        self._mapped: dict[tuple[int, int], Bytes] = {}
         self._met: set[str] = set()
 
     # --------------------------------------------------------------------------------------------------- as a lender
@@ -83,7 +91,7 @@ class PagesAgent:
             registered = self._agent.register_memory([(*key, 0, "")], "DRAM")
         except Exception as error:
             raise PagesError(f"{len(view)} bytes cannot be registered: {error!r}") from error
-        self._held[key] = Held(view, registered)
+        self._held[key], self._mapped[key] = Held(view, registered), view
         return self._held[key]
 
     def describe(self, held: Held) -> bytes:
@@ -93,12 +101,14 @@ class PagesAgent:
         except Exception as error:
             raise PagesError(f"NIXL does not describe memory: {error!r}") from error
 
-    def drop(self, held: Held) -> None:
-        """Ends one hold."""
+    def drop(self, held: Held) -> bool:
+        """Ends one hold. Returns whether it was the last one of this memory, so that it is registered no more."""
         held.count -= 1
-        if held.count == 0:
-            del self._held[held.address, len(held.view)]
-            self._agent.deregister_memory(held.registered)
+        if held.count:
+            return False
+        del self._held[held.address, len(held.view)]
+        self._agent.deregister_memory(held.registered)
+        return True
 
     @property
     def held(self) -> int:
@@ -170,3 +180,4 @@ class PagesAgent:
                 continue
         self._met.clear()
         self._agent = None
+        self._mapped.clear()

@@ -36,6 +36,7 @@ from actors.wire.messages import (
     WeightsLent,
     WeightsRefused,
 )
+from actors.wire.messages.weights import WINDOW
 from actors.wire.sockets import connect
 from policies.weights.checkpoint import BadCheckpoint, Layout, WeightFile, difference
 
@@ -51,9 +52,6 @@ source is gone."""
 
 STEP_S = 0.2
 """Seconds between two looks at the flow agent while nothing is read; it gives up a worker after 4 s."""
-
-WINDOW = 2
-"""Pieces that are asked for at once: the source prepares one while another is read."""
 
 SLACK_S = 30.0
 """Seconds that all weights may take beside the time for their bytes at `FLOOR_BYTES_PER_S`; then disk is as good."""
@@ -126,9 +124,11 @@ class Link:
                 continue
             if message is None:
                 raise NoWeights(f"the connection ended: {self.ended}")
-            if not isinstance(message, kind):
-                raise NoWeights(f"it sent {type(message).__name__}")
-            return message
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, WeightsRefused):
+                raise NoWeights(message.reason)
+            raise NoWeights(f"it sent {type(message).__name__}")
 
     def _new_channel(self) -> Channel:
         return Channel(self._me, self._took, None, self._closed)
@@ -236,7 +236,8 @@ class WeightsReader:
 
     async def _all_pieces(self, link: Link, lent: WeightsLent) -> None:
         assert self._layout is not None
-        agent = self._new_agent(self._me.id)
+        # meanwhile the lender hears our pings
+        agent = await asyncio.to_thread(self._new_agent, self._me.id)
         try:
             lender = agent.meet(lent.agent)
         except PagesError:

@@ -7,6 +7,9 @@ read it.
 
 from actors.wire.messages.base import Part, Wire
 
+WINDOW = 2
+"""Most pieces that a reader may want at once, and hold at once: it reads one while the lender prepares another."""
+
 
 class WeightsRead(Part, frozen=True):
     """How an engine that may read its weights from another one came to them: its `source` is "peer", or "disk" for the
@@ -46,8 +49,8 @@ class AskWeights(Wire, frozen=True):
 
 
 class WeightsRefused(Wire, frozen=True):
-    """Lender -> reader: it lends nothing, for this reason. `instead` are the addresses of those who may, the best
-    first.
+    """Lender -> reader: it lends nothing, or nothing any more, for this reason. `instead` are the addresses of those
+    who may, the best first.
     """
 
     reason: str

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from actors.engine.vllm import loader
-from actors.engine.vllm.config import LANDING, LOAD_FORMAT
+from actors.engine.vllm.config import LANDING, LANDING_OF, LOAD_FORMAT
 from actors.engine.weights.checkpoint import Checkpoint
 from actors.engine.weights.landing import Landing
 from app.models import resolve
@@ -42,11 +43,11 @@ def from_disk(folder: Path) -> Any:
     return hashes(DefaultModelLoader(LoadConfig()), folder)
 
 
-def made(landing: Landing, **extra: Any) -> Any:
+def made(landing: Landing, of: Path, **extra: Any) -> Any:
     loader.register()
     loader.register()
-    config = LoadConfig(load_format=LOAD_FORMAT, model_loader_extra_config={LANDING: landing.path, **extra})
-    found = get_model_loader(config)
+    told = {LANDING: landing.path, LANDING_OF: str(of), **extra}
+    found = get_model_loader(LoadConfig(load_format=LOAD_FORMAT, model_loader_extra_config=told))
     assert isinstance(found, loader.PeerLoader)
     return found
 
@@ -67,7 +68,7 @@ def test_every_tensor_is_the_one_on_disk(folder: Path, monkeypatch: pytest.Monke
     thread.start()
     # nothing may come from disk
     monkeypatch.setattr(DefaultModelLoader, "_get_weights_iterator", lambda self, source: iter(()))
-    assert hashes(made(landing), folder) == known
+    assert hashes(made(landing, folder), folder) == known
     thread.join()
     landing.close()
 
@@ -78,24 +79,36 @@ def test_what_does_not_come_is_read_from_disk(folder: Path, pieces: int) -> None
     if pieces:
         fill(landing, folder, pieces)
     threading.Timer(0.5, landing.fail).start()
-    assert hashes(made(landing), folder) == from_disk(folder)
+    assert hashes(made(landing, folder), folder) == from_disk(folder)
     landing.close()
 
 
 def test_without_a_landing_all_comes_from_disk(folder: Path) -> None:
     landing = Landing()
-    found = made(landing)
+    found = made(landing, folder)
     landing.close()
     assert hashes(found, folder) == from_disk(folder)
 
 
+def test_another_folder_than_the_landings_is_read_from_disk(folder: Path, tmp_path: Path) -> None:
+    """vLLM loads a draft model by the configuration of the model for which it drafts."""
+    landing = Landing()
+    fill(landing, folder)
+    draft = {"weight": torch.arange(4.0)}
+    save_file(draft, tmp_path / "model.safetensors")
+    found = hashes(made(landing, folder), tmp_path)
+    landing.close()
+    assert found == from_disk(tmp_path)
+    assert found.keys() == draft.keys()
+
+
 def test_the_rest_of_the_configuration_is_the_default_loaders(folder: Path) -> None:
     landing = Landing()
-    assert made(landing, enable_multithread_load=True).load_config.model_loader_extra_config == {
+    assert made(landing, folder, enable_multithread_load=True).load_config.model_loader_extra_config == {
         "enable_multithread_load": True
     }
     with pytest.raises(ValueError, match="nonsense"):
-        made(landing, nonsense=1)
+        made(landing, folder, nonsense=1)
     landing.close()
 
 

@@ -6,6 +6,7 @@ python rig.py FOLDER ADDRESS PIECES     lends this many pieces of the usual size
 
 import asyncio
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -65,7 +66,7 @@ def landed(exchange: WeightsExchange, wait_s: float = PATIENCE_S) -> tuple[Hashe
 def exchange(
     name: str,
     folder: Path,
-    address: str,
+    address: str | tuple[str, ...],
     *sources: tuple[str, ...],
     secret: bytes | None = None,
     flow: FlowSettings | None = None,
@@ -74,7 +75,7 @@ def exchange(
     """Returns the started exchange of an engine, whose imports are done."""
     config = ExchangeConfig(
         folder=folder,
-        listen=(address,),
+        listen=(address,) if isinstance(address, str) else address,
         sources=sources,
         flow=flow or FlowSettings(),
         piece_bytes=PIECE_BYTES,
@@ -106,7 +107,7 @@ def descriptors() -> int:
 async def lend_part(folder: Path, address: str, pieces: int) -> None:
     """Lends as much as a lender that still reads itself, and does not get more."""
     checkpoint = Checkpoint(folder)
-    lender = Lender(Identity("engine", "lender"), "")
+    lender = Lender(Identity("engine", "dying"), "")
     await lender.start((address,))
     lender.lend(Lot(checkpoint, checkpoint.fingerprint, checkpoint.config), pieces)
     print("lends", flush=True)
@@ -118,6 +119,8 @@ async def lend_part(folder: Path, address: str, pieces: int) -> None:
 
 
 def main() -> None:
+    # an engine that lends has imported PyTorch by then, which may take longer than a reader waits
+    importlib.import_module("nixl._api")
     folder, address = Path(sys.argv[1]), sys.argv[2]
     if len(sys.argv) > 3:
         asyncio.run(lend_part(folder, address, int(sys.argv[3])))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,7 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
         lambda folder: (folder / "consolidated.safetensors").write_bytes(b"x"),
         lambda folder: (folder / "model-1.safetensors").write_bytes(b"\xff" * 100),
         lambda folder: (folder / "model-1.safetensors").write_bytes(b"\0" * 7),
+        lambda folder: (folder / "model-1.safetensors").write_bytes(b""),
         lambda folder: (folder / "config.json").unlink(),
         lambda folder: (folder / "config.json").write_text("no json"),
     ],
@@ -92,3 +94,36 @@ def test_nobody_can_write_through_the_mapping(tmp_path: Path) -> None:
     view = checkpoint.view(checkpoint.layout.piece(0))
     view[:] = np.zeros(len(view), np.uint8)
     assert (folder / "model-1.safetensors").read_bytes() == before
+
+
+def test_copies_of_pages_are_given_back(tmp_path: Path) -> None:
+    """A write makes them here, as the registration with a network card does."""
+    folder = model(tmp_path / "m")
+    checkpoint = Checkpoint(folder, PIECE_BYTES)
+    piece = checkpoint.layout.piece(1)
+    view = checkpoint.view(piece)
+    known = view.tobytes()
+    view[:] = np.zeros(len(view), np.uint8)
+    assert view.tobytes() != known
+    checkpoint.returned(piece)
+    assert view.tobytes() == known
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_bytes(b"short"),
+        lambda file: file.write_bytes(file.read_bytes()),
+        lambda file: file.with_suffix(".new").rename(file),
+        lambda file: file.unlink(),
+    ],
+)
+def test_a_file_that_has_changed_is_lent_no_more(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    folder = model(tmp_path / "m")
+    checkpoint = Checkpoint(folder, PIECE_BYTES)
+    last = checkpoint.layout.pieces - 1
+    shutil.copy(folder / "model-1.safetensors", folder / "model-1.new")
+    change(folder / "model-1.safetensors")
+    with pytest.raises(OSError):
+        checkpoint.view(checkpoint.layout.piece(0))
+    assert len(checkpoint.view(checkpoint.layout.piece(last)))

@@ -1,8 +1,10 @@
 """Engines that read their weights from others over NIXL, and what is left of it when something goes wrong."""
 
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest
 from actors.engine.weights import lender as lending
 from actors.engine.weights import reader as reading
 from actors.engine.weights.checkpoint import Checkpoint
-from actors.engine.weights.exchange import WeightsExchange
+from actors.engine.weights.exchange import STOP_S, WeightsExchange
 from actors.engine.weights.lender import Lender, Lot
 from actors.engine.weights.pages import PagesAgent, PagesError
 from actors.engine.weights.reader import FlowSettings
@@ -318,30 +320,60 @@ def test_without_nixl_weights_come_from_disk(make: Make, tmp_path: Path) -> None
     nothing_came(make("four", copy(folder, "o"), make("three", folder, new_agent=Broken)), "no NIXL here")
 
 
-def test_an_address_that_is_taken_costs_the_exchange_and_not_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [(), ("one",)])
+def test_an_address_that_is_taken_costs_the_exchange_and_not_the_start(
+    tmp_path: Path, before: tuple[str, ...]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        one = exchange("one", model(tmp_path / "m"), f"tcp:127.0.0.1:{port}")
-        assert one.addresses == ()
+        addresses = (
+            *(f"unix:{tmp_path}/{name}" for name in before),
+            f"tcp:127.0.0.1:{taken.getsockname()[1]}",
+        )
+        one = exchange("one", model(tmp_path / "m"), addresses)
+        wait(lambda: one.addresses == (), "nobody is told of an address at which nobody listens")
         assert landed(one) == ({}, False)
+        assert not (tmp_path / "one").exists()
         one.stop()
 
 
-@pytest.mark.parametrize("other_source", [False, True])
-def test_a_lender_that_dies_in_the_middle(make: Make, tmp_path: Path, other_source: bool) -> None:
-    """The reader has what came, and the rest is another lender's, or is left to the disk soon after the death."""
-    folder = model(tmp_path / "m", rows=20_000)
-    address = f"unix:{tmp_path}/lender"
+def test_files_that_have_changed_are_lent_no_more(make: Make, tmp_path: Path) -> None:
+    folder = model(tmp_path / "m")
+    one = make("one", folder)
+    other = copy(folder, "n")
+    wait(lambda: "no engine" in one.read.reason, "it has seen its files")
+    (folder / "model-2.safetensors").touch()
+    two = make("two", other, one)
+    hashes, whole = landed(two)
+    assert not whole
+    assert hashes.keys() <= {"1.weight", "1.bias", "1.empty"}
+    wait(lambda: "has changed" in two.read.reason, two.read.reason)
+
+
+@contextlib.contextmanager
+def lends_elsewhere(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
+    """A lender in a process of its own, which is reached over TCP as one on another machine would be."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "UCX_TLS": "tcp"}
     with subprocess.Popen(
         [sys.executable, str(RIG), str(folder), address],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
     ) as lender:  # fmt: skip
-        assert lender.stdout is not None
-        assert lender.stdout.readline() == "lends\n"
+        try:
+            assert lender.stdout is not None
+            assert lender.stdout.readline() == "lends\n"
+            yield lender
+        finally:
+            lender.kill()
+
+
+@pytest.mark.parametrize("other_source", [False, True])
+def test_a_lender_that_dies_in_the_middle(make: Make, tmp_path: Path, other_source: bool) -> None:
+    """The reader has what came, and the rest is another lender's, or is left to the disk soon after the death."""
+    folder = model(tmp_path / "m", rows=8000)
+    address = f"unix:{tmp_path}/lender"
+    with lends_elsewhere(folder, address) as lender:
         sources = [(address,), make("spare", folder)] if other_source else [(address,)]
         two = make("two", copy(folder, "n"), *sources)
-        wait(lambda: int(two.landing._word[0]) % 2**40 > 20, "pieces come")
+        wait(lambda: there(two) > 20, "pieces come")
         lender.kill()
         lender.wait()
         died_s = time.monotonic()
@@ -369,3 +401,33 @@ def test_a_reader_that_leaves_holds_nothing(make: Make, tmp_path: Path) -> None:
     wait(lambda: not one._lender.readers and not one._lender.registered, "nothing is held")
     three = make("three", copy(folder, "o"), one)
     assert landed(three) == (on_disk(folder), True)
+
+
+def test_a_lender_that_stands_still_is_left_for_another_one(make: Make, tmp_path: Path) -> None:
+    """Nobody can say whether its last read will still write, so the reader's agent stays until that has ended."""
+    folder = model(tmp_path / "m", rows=8000)
+    address = f"unix:{tmp_path}/lender"
+    with lends_elsewhere(folder, address) as lender:
+        two = make("two", weightless(folder, "n"), (address,), make("spare", folder))
+        wait(lambda: there(two) > 20, "pieces come")
+        lender.send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        assert landed(two) == (on_disk(folder), True)
+        assert time.monotonic() - stopped_s < 20.0
+        wait(lambda: two.read.source == "peer", "the read has ended")
+        assert two.read.peer == "spare"
+        two.loaded()
+        lender.kill()
+        wait(lambda: not two.landing._descriptors, "the landing is given back")
+
+
+def test_a_reader_ends_while_its_lender_stands_still(make: Make, tmp_path: Path) -> None:
+    folder = model(tmp_path / "m", rows=8000)
+    address = f"unix:{tmp_path}/lender"
+    with lends_elsewhere(folder, address) as lender:
+        two = make("two", copy(folder, "n"), (address,))
+        wait(lambda: there(two) > 20, "pieces come")
+        lender.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        two.stop()
+        assert time.monotonic() - began_s < STOP_S
