@@ -5,6 +5,7 @@ choice. One `Choice` feeds both forms, so that a streamed answer and a whole one
 """
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -118,15 +119,17 @@ class StreamWriter:
         self._suffix = self._after(None, None)
         self._prefixes: dict[int, bytes] = {}
 
-    def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
+    def piece(self, choice: Choice, out: Out, running: Callable[[], bytes] | None = None) -> bytes:
         """Returns the SSE bytes for `out`: an event, two where a chat choice begins with its role, or b"" for nothing.
 
-        `usage` is the JSON of the running usage, for `continuous_usage_stats`.
+        `running` returns the JSON of the usage of what has been absorbed so far, for `continuous_usage_stats`.
         """
         opening = b""
         if self._chat and not choice.started:
+            usage = running and running()
             opening = self._event(choice.index, b'{"role":"assistant","content":""}', b"null", None, usage)
         text, entries = choice.absorb(out)
+        usage = running and running()
         if out.finish is None and entries is None and out.delta is None and usage is None:
             if not text:
                 return opening

@@ -124,7 +124,7 @@ class HttpExchange:
             if writer is None:
                 choice.absorb(out)
                 return
-            data = writer.piece(choice, out, self._usage() if self.plan.continuous_usage else None)
+            data = writer.piece(choice, out, self._usage if self.plan.continuous_usage else None)
         except Exception as error:
             self.broken(error)
             return

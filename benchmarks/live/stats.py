@@ -1,8 +1,11 @@
 """Arithmetic of the reports: percentiles, summaries and differences."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,31 @@ class Summary:
     p50: float
     p95: float
     worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A straight line by least squares. `half_width` is half of the 95 % interval of its slope.
+
+    Not claimed: that the values are independent of one another. Where they are not, the interval is too narrow.
+    """
+
+    slope: float
+    half_width: float
+    at_zero: float
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> Line | None:
+    """Returns the line through (x, value), or None for fewer than three points."""
+    n = len(points)
+    if n < 3:
+        return None
+    places, values = [x for x, _ in points], [value for _, value in points]
+    line = statistics.linear_regression(places, values)
+    left = math.fsum((y - line.slope * x - line.intercept) ** 2 for x, y in points)
+    middle = statistics.fmean(places)
+    error = math.sqrt(left / (n - 2) / math.fsum((x - middle) ** 2 for x in places))
+    return Line(line.slope, float(stdtrit(n - 2, 0.975)) * error, line.intercept)
 
 
 def percentile(values: Sequence[float], q: float) -> float:

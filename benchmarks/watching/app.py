@@ -40,8 +40,6 @@ _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # `redeploy` joins the cluster, and both ends must say alike whether a token is asked for
     "RAY_AUTH_MODE": "disabled",
-    # by default 30, which is too little on a machine whose cores are busy
-    "RAY_raylet_start_wait_time_s": "120",
 }
 
 

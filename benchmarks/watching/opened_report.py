@@ -1,15 +1,11 @@
 """The figures of `benchmarks.watching.opened`, computed from its samples."""
 
-import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from scipy.special import stdtrit
+from typing import Any
 
 from benchmarks.experiments.base import Row
-from benchmarks.live.stats import percentile
+from benchmarks.live.stats import line_through, percentile
 from benchmarks.plots import Series, figure, lines, save
 
 HISTORY_S = 900.0
@@ -18,29 +14,6 @@ MOST_GROWTH_KB_A_MINUTE = 10.0
 """Aim: growth of the page's heap once its history is full. ASSUMPTION: some 15 MB a day, which nobody notices."""
 MOST_UPDATE_MS = 50.0
 """Aim: CPU time of the page's main thread for one update, the mean between two samples."""
-
-
-class Slope(NamedTuple):
-    """The slope of a straight line by least squares, and half of its 95 % interval, both a minute.
-
-    Not claimed: that samples are independent of one another. Where they are not, the interval is too narrow.
-    """
-
-    a_minute: float
-    half_width: float
-
-
-def slope_of(points: Sequence[tuple[float, float]]) -> Slope | None:
-    """Returns the slope through (seconds, value), or None for fewer than three points."""
-    n = len(points)
-    if n < 3:
-        return None
-    minutes, values = [at_s / 60.0 for at_s, _ in points], [value for _, value in points]
-    line = statistics.linear_regression(minutes, values)
-    left = math.fsum((y - line.slope * x - line.intercept) ** 2 for x, y in zip(minutes, values, strict=True))
-    middle = statistics.fmean(minutes)
-    error = math.sqrt(left / (n - 2) / math.fsum((x - middle) ** 2 for x in minutes))
-    return Slope(line.slope, float(stdtrit(n - 2, 0.975)) * error)
 
 
 def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
@@ -73,28 +46,30 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _slopes(samples: Sequence[Mapping[str, Any]], name: str, aimed: bool) -> Iterator[Row]:
-    heap = slope_of([(one["at_s"], one["heap_bytes"] / 1e3) for one in samples])
-    nodes = slope_of([(one["at_s"], one["nodes"]) for one in samples])
-    took = slope_of([(one["at_s"], one["update_ms"]) for one in samples if one["update_ms"] is not None])
+    minutes = [one["at_s"] / 60.0 for one in samples]
+    heap = line_through([(at, one["heap_bytes"] / 1e3) for at, one in zip(minutes, samples, strict=True)])
+    nodes = line_through([(at, one["nodes"]) for at, one in zip(minutes, samples, strict=True)])
+    taken = [(one["at_s"] / 60.0, one["update_ms"]) for one in samples if one["update_ms"] is not None]
+    took = line_through(taken)
     if heap is not None:
-        low, high = heap.a_minute - heap.half_width, heap.a_minute + heap.half_width
+        low, high = heap.slope - heap.half_width, heap.slope + heap.half_width
         fits = True if high <= MOST_GROWTH_KB_A_MINUTE else False if low > MOST_GROWTH_KB_A_MINUTE else None
         yield Row(
             f"{name}: growth of the heap",
             None,
-            heap.a_minute,
+            heap.slope,
             "kB/min",
             heap.half_width,
             aim=f"at most {MOST_GROWTH_KB_A_MINUTE:g}" if aimed else "",
             met=fits if aimed else None,
         )
     if nodes is not None:
-        yield Row(f"{name}: growth of DOM nodes", None, nodes.a_minute, "/min", nodes.half_width)
+        yield Row(f"{name}: growth of DOM nodes", None, nodes.slope, "/min", nodes.half_width)
     if took is not None:
         yield Row(
             f"{name}: growth of the main thread's time of an update",
             None,
-            took.a_minute,
+            took.slope,
             "ms/min",
             took.half_width,
         )

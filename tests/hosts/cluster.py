@@ -121,7 +121,9 @@ class Cluster:
         }
 
     def start_ray(self, name: str, resources: Mapping[str, float], **env: str) -> None:
-        """Runs `ray start` on a host: as head where the host is the first one."""
+        """Runs `ray start` on a host, as head where the host is the first one, until Ray runs there. It is run again
+        where Ray gives up its own start after 30 s, as it does on a busy machine.
+        """
         host = self.hosts[name]
         firewall(host, (*OPEN_PORTS, *self.more_ports))
         head = ["--head", f"--port={GCS_PORT}", f"--dashboard-host={host.address}"]
@@ -130,9 +132,16 @@ class Cluster:
         command += [f"--node-ip-address={host.address}", f"--resources={json.dumps(dict(resources))}"]
         command += [f"--temp-dir={TMP_PATH}/ray", "--num-cpus=2", f"--object-store-memory={128 * 2**20}"]
         command += [f"--{option}={port}" for option, port in RAY_PORTS.items()]
-        log = self.log(f"ray-{name}")
-        self.rays[name] = host.start(command, log, self.environment(**env))
-        log.close()
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            with self.log(f"ray-{name}") as log:
+                begin = log.tell()
+                self.rays[name] = host.start(command, log, self.environment(**env))
+            while self.rays[name].poll() is None and time.monotonic() < end_s:
+                if b"Ray runtime started." in (self.folder / f"ray-{name}.log").read_bytes()[begin:]:
+                    return
+                time.sleep(0.1)
+        raise AssertionError(f"Ray does not start on {name}: {self.logs()}")
 
     def log(self, name: str) -> IO[bytes]:
         return (self.folder / f"{name}.log").open("ab")

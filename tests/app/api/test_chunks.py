@@ -71,10 +71,15 @@ def test_usage_in_the_stream() -> None:
     assert last["usage"] == {
         "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1},
     }  # fmt: skip
-    for event in parsed(
-        StreamWriter(envelope(True, usage_null=True)).piece(choice(True), Out("r", "a", 1), usage)
-    ):
-        assert event["usage"]["total_tokens"] == 5
+
+
+def test_the_running_usage_counts_the_chunk_that_it_is_in() -> None:
+    writer, one = StreamWriter(envelope(True, usage_null=True)), choice(True)
+    events = []
+    for tokens in (1, 3):
+        events += parsed(writer.piece(one, Out("r", "a", tokens), lambda: usage_json(3, one.tokens, 1)))
+    # the first chunk has the role only
+    assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 4]
 
 
 def test_chat_logprobs() -> None:

@@ -158,6 +158,21 @@ async def test_usage_finish_and_length(sim: Rig) -> None:
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
+@pytest.mark.parametrize(("path", "body"), [*SHAPES[:2], SHAPES[5]], ids=str)
+async def test_the_running_usage_is_that_of_the_text_so_far(
+    sim: Rig, path: str, body: dict[str, Any]
+) -> None:
+    body = body | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    answer = await sim.client.post(path, json=body)
+    *chunks, last = events(answer.text)
+    assert (
+        last["choices"] == []
+        and last["usage"]["completion_tokens"] == chunks[-1]["usage"]["completion_tokens"]
+    )
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+
+
 async def test_kv_moves_between_the_engines_and_is_counted(sim: Rig) -> None:
     await sim.client.post("/v1/chat/completions", json=CHAT)
     assert sim.metric("sluice_kv_transfers_total") == 1

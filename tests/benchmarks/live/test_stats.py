@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.live.stats import differences, per, percentile, summarise
+from benchmarks.live.stats import differences, line_through, per, percentile, summarise
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,14 @@ def test_differences_and_shares() -> None:
     assert per(spent, 4, 1e3) == {"a": 500.0, "new": 250.0}
     with pytest.raises(ValueError, match="nothing was served"):
         per(spent, 0)
+
+
+def test_a_line_has_the_interval_of_student() -> None:
+    """Values 0, 2, 1 at 0, 1, 2: slope 0.5; residuals -0.5, 1, -0.5, so the deviation is sqrt(1.5 / 1), its error
+    sqrt(1.5 / 2), and one degree of freedom has 12.706.
+    """
+    found = line_through([(0.0, 0.0), (1.0, 2.0), (2.0, 1.0)])
+    assert found is not None
+    assert (found.slope, found.at_zero) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert found.half_width == pytest.approx(12.7062 * 0.75**0.5, rel=1e-4)
+    assert line_through([(0.0, 0.0), (1.0, 2.0)]) is None

@@ -6,18 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.experiments.base import Row
-from benchmarks.watching.opened_report import HISTORY_S, draw, rows, slope_of
-
-
-def test_a_slope_has_the_interval_of_student() -> None:
-    """Values 0, 2, 1 at minutes 0, 1, 2: slope 0.5; residuals -0.5, 1, -0.5, so the deviation is sqrt(1.5 / 1), its
-    error sqrt(1.5 / 2), and one degree of freedom has 12.706.
-    """
-    found = slope_of([(0.0, 0.0), (60.0, 2.0), (120.0, 1.0)])
-    assert found is not None
-    assert found.a_minute == pytest.approx(0.5)
-    assert found.half_width == pytest.approx(12.7062 * 0.75**0.5, rel=1e-4)
-    assert slope_of([(0.0, 0.0), (60.0, 2.0)]) is None
+from benchmarks.watching.opened_report import HISTORY_S, draw, rows
 
 
 def result(growth_kb_a_minute: float) -> dict[str, Any]:
