@@ -17,7 +17,6 @@ UNTRACED = frozenset(
     {
         "balance/balance.json",
         "decisions/decisions.json",
-        "experiments/composition.json",
         "experiments/validate_live/vllm.json",
         "overhead/overhead-vllm.json",
         "predictors/results.json",
