@@ -118,13 +118,14 @@ class Life(Effects):
     generated `carried_tokens`. `arrived_s` is the arrival of the request, before its first attempt. `lease_until_s` is
     the end of a pooled request's lease. `on_budget` says whether the present attempt counts against the retry budget,
     which it does until its first output. An attempt for which the budget has no room, and a further retry, waits in
-    QUEUED for a moment, unknown to the router. While an attempt ends, `goes_on_s` is the time at which another one
+    QUEUED for a moment, unknown to the router; so does one after an engine failed the request that it had avoided,
+    because the router knew no other. While an attempt ends, `goes_on_s` is the time at which another one
     follows, or None. After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and
     answer.
     """
 
     __slots__ = (
-        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "arrived_s",
+        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s", "_wants_budget", "admission", "arrived_s",
         "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
         "former_lender", "goes_on_s", "kills", "kv_failures", "lease_until_s", "lender", "lent", "limits", "migrations",
         "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route",
@@ -141,7 +142,9 @@ class Life(Effects):
         self.retries = self.migrations = 0
         self.kills, self.kv_failures = 0.0, 0
         self._killed_at: Task = "prefill"
-        self.on_budget = False
+        # failures of engines that it had avoided
+        self._repeats = 0
+        self.on_budget = self._wants_budget = False
         self.goes_on_s: float | None = None
         self._held_until_s = 0.0
         # time of the last token before a migration, until the first token after it
@@ -195,7 +198,8 @@ class Life(Effects):
         """Makes this life, which has not begun, go on with another choice of `other`, as `become_choice` does."""
         self.become_choice(tokens)
         self.attempts, self.retries, self.migrations = other.attempts, other.retries, other.migrations
-        self.kills, self._killed_at, self.avoid = other.kills, other._killed_at, other.avoid
+        self.kills, self._killed_at = other.kills, other._killed_at
+        self.avoid, self._repeats = other.avoid, other._repeats
         self.times.first_s, self._interrupted_s = other.times.first_s, other._interrupted_s
 
     # ---------------------------------------------------------------------------------------------- the runner
@@ -498,7 +502,9 @@ class Life(Effects):
 
     def _held_back(self, event: ev.StageOverdue, now_s: float) -> None:
         """Submit an attempt that was held back, if the retry budget has room now; end in an error if it never has."""
-        if now_s < self._held_until_s:
+        if not self._wants_budget:
+            self._hand_in()
+        elif now_s < self._held_until_s:
             self._try_budget(now_s)
         else:
             self._fail(troubles.OVER_BUDGET, "failed")
@@ -514,16 +520,18 @@ class Life(Effects):
 
     # ------------------------------------------------------------------------------------------------- attempts
 
-    def _begin(self, now_s: float, on_budget: bool = False) -> None:
+    def _begin(self, now_s: float, on_budget: bool = False, repeats: int = 0) -> None:
         """Begins the first attempt, or the next one. One that counts against the retry budget may have to wait, and
-        waits for a moment if it is not the first of its kind.
+        waits for a moment if it is not the first of its kind. So does one after engines that were to be avoided have
+        failed `repeats` attempts, the last one among them (0: it was another engine).
         """
         self.attempt_id = self.new_attempt()
         self.prefilled = self.admission = None
         self.unfinished, self.carried_tokens = self.choices, self.output_tokens
         self.times = Times(now_s, first_s=self.times.first_s)
         self._held_until_s = now_s + troubles.MOST_HELD_S
-        pause_s = troubles.pause_s(self.retries) if on_budget else 0.0
+        self._wants_budget = on_budget
+        pause_s = max(troubles.pause_s(self.retries if on_budget else 0), troubles.pause_s(1 + repeats))
         if pause_s:
             self._enter(_QUEUED, now_s + pause_s)
         elif on_budget:
@@ -618,6 +626,8 @@ class Life(Effects):
         if not migrates and self.retries >= self.limits.max_retries:
             return False
         avoid, last_s = troubles.avoided(blame, self.prefill_engine), self.times.last_s
+        again = blame is not None and blame.engine_id in self.avoid
+        self._repeats += again
         self.goes_on_s = now_s
         self._end(outcome, gone, blame)
         self.goes_on_s = None
@@ -638,7 +648,7 @@ class Life(Effects):
                 self.output_tokens, self.times.first_s, self._interrupted_s = 0, None, None
                 self.restart()
             self.retried(task, code)
-        self._begin(now_s, on_budget=code not in troubles.OFF_BUDGET)
+        self._begin(now_s, code not in troubles.OFF_BUDGET, self._repeats if again else 0)
         for other in others:
             # the failure of one part of an answer cancels all others
             if self.stage is not _DONE:

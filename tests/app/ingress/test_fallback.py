@@ -212,6 +212,28 @@ async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_pat
         assert (await task).status_code == 200
 
 
+async def test_where_only_a_stalled_engine_is_connected_a_request_does_not_use_up_its_retries_there(
+    tmp_path: Path,
+) -> None:
+    """A process that stood still is connected to a stalled engine first, and to one that is well a moment later."""
+
+    class Stalled(ScriptedEngine):
+        def finish_prefill(self, attempt_id: str) -> None:
+            del self.live[attempt_id]
+            self.send(wire.Failed(attempt_id, "prefill", "stalled", "it stands still", True, silent_s=20.0))
+
+    p, d = pair(tmp_path)
+    stalled = Stalled("stalled", "prefill", tmp_path)
+    async with alone(tmp_path, [stalled, p, d], max_retries=5) as made:
+        p.kill()
+        await until(lambda: not p.channels)
+        task = post(made)
+        await until(lambda: len(stalled.of(wire.Prefill)) == 2, "a second try")
+        p.server, _ = await listen(p.address, p._channel)
+        assert (await task).status_code == 200
+        assert len(stalled.of(wire.Prefill)) <= 4
+
+
 async def test_a_request_waits_for_engines_where_the_router_is_found_first(tmp_path: Path) -> None:
     """An ingress stands still until router and engines have given it up, as their connections show when it goes on. The
     router is there at once, knows both engines as ready, and decides; they are connected a moment later.

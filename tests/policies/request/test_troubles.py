@@ -437,6 +437,27 @@ def test_the_first_retry_follows_at_once_and_each_further_one_after_a_longer_pau
     assert pause_s(retries) == pause
 
 
+def test_where_only_a_stalled_engine_is_known_retries_wait_for_others() -> None:
+    """A process that stood still knows one engine first. Twenty retries in ten milliseconds would all go there."""
+    life = at(Stage.QUEUED, max_retries=5)
+    life.budget = False
+    now_s = NOW_S
+    for pause_s in (0.0, 0.25, 0.5):
+        life.on(RoutePrefill("p", colocated=False), now_s)
+        life.on(EngineFailed("p", "prefill", "stalled", "its core stands still", True, silent_s=20.0), now_s)
+        assert life.router_knows == (not pause_s)
+        now_s += pause_s
+        if pause_s:
+            assert life.wake_at_s == now_s
+            # it needs no room in the budget
+            life.wake(now_s)
+        assert life.router_knows and not life.on_budget
+    life.on(RoutePrefill("other", colocated=False), now_s)
+    life.on(EngineFailed("other", "prefill", "stalled", "its core stands still", True, silent_s=20.0), now_s)
+    assert life.router_knows
+    assert life.of("submit")[-1] == ("submit", "r5", ("p", "other"))
+
+
 def test_an_attempt_does_not_wait_for_ever_for_the_budget() -> None:
     life = held()
     while life.stage is Stage.QUEUED:
