@@ -125,11 +125,11 @@ class Life(Effects):
     """
 
     __slots__ = (
-        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s", "_wants_budget", "admission", "arrived_s",
-        "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "former_lender", "goes_on_s", "kills", "kv_failures", "lease_until_s", "lender", "lent", "limits", "migrations",
-        "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route",
-        "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
+        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s", "_wants_budget",
+        "admission", "arrived_s", "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s",
+        "decode_engine", "decode_rank", "former_lender", "goes_on_s", "kills", "kv_failures", "lease_until_s",
+        "lender", "lent", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine", "prefill_rank",
+        "prefilled", "retries", "route", "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:

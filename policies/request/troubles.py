@@ -63,9 +63,9 @@ BUDGET_LEAST = 3
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 2.0
 """The pause before the second retry after a failure that an engine answered, which doubles with each further one, and
-its bound. The first retry follows at once. The same pauses follow failures of an engine that the request avoids, whatever
-the failure, because the router knew no other engine: it may know one in a moment. ASSUMPTION: a process that stood
-still has found more engines than the first one after a second.
+its bound. The first retry follows at once. The same pauses follow failures of an engine that the request avoids,
+whatever the failure, because the router knew no other engine: it may know one in a moment. ASSUMPTION: a process that
+stood still has found more engines than the first one after a second.
 """
 
 LOOK_AGAIN_S = 0.25

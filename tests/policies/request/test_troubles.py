@@ -442,12 +442,12 @@ def test_where_only_a_stalled_engine_is_known_retries_wait_for_others() -> None:
     life = at(Stage.QUEUED, max_retries=5)
     life.budget = False
     now_s = NOW_S
-    for pause_s in (0.0, 0.25, 0.5):
+    for wait_s in (0.0, 0.25, 0.5):
         life.on(RoutePrefill("p", colocated=False), now_s)
         life.on(EngineFailed("p", "prefill", "stalled", "its core stands still", True, silent_s=20.0), now_s)
-        assert life.router_knows == (not pause_s)
-        now_s += pause_s
-        if pause_s:
+        assert life.router_knows == (not wait_s)
+        now_s += wait_s
+        if wait_s:
             assert life.wake_at_s == now_s
             # it needs no room in the budget
             life.wake(now_s)
