@@ -282,7 +282,7 @@ def test_a_better_level_keeps_the_last_slot_of_a_port_for_itself() -> None:
         {"source": ""},
         {"target": None},
         {"flow_id": ""},
-        {"stage": 4},
+        {"stage": 5},
         {"due_s": math.nan},
         {"due_s": math.inf},
         {"rli": -1},
