@@ -18,7 +18,7 @@ FAST_TESTS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); n=$$((n + n / 2)); echo $
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-mfs chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-mfs bench-recompute chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400
 
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"
 	$(PY) -m benchmarks.chaos $(ARGS)
+
+bench-recompute: setup ## live on vLLM: how long a stream pauses after its decode engine was killed, by its tokens (15 minutes)
+	$(PY) -m benchmarks.chaos.recompute $(ARGS)
 
 bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT
 	$(PY) -m benchmarks.experiments.validate_live $(ARGS)

@@ -34,7 +34,7 @@ from benchmarks.live.measure import prompts
 from benchmarks.live.servers import ROOT, Server, ServerError, administrator, running
 from benchmarks.progress import teller
 
-OUT = ROOT / "benchmarks" / "results" / "chaos"
+OUT = ROOT / "benchmarks" / "results" / "recompute"
 MODULE = "benchmarks.chaos.recompute"
 
 PATIENCE_S = 300.0
