@@ -236,7 +236,7 @@ class EngineReplica:
 
             hand_down_secret(wire)
             defaults |= {
-                "weights_listen": tuple(listen_addresses(wire, f"{engine_id}-w")),
+                "weights_listen": tuple(listen_addresses(wire, f"weights-{engine_id}")),
                 "weights_sources": await find_sources(me, finder(router), node, model.served_name),
                 "flow_node": node,
             }

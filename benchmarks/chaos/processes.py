@@ -178,11 +178,13 @@ _ENGINES = ("prefill", "decode")
 
 
 def _engine_id(process: psutil.Process) -> str | None:
-    """Returns the id of the engine in a process, from the name of the socket on which it listens."""
+    """Returns the id of the engine in a process, from the name of the socket on which it listens for work."""
     for connection in process.net_connections(kind="unix"):
         path = str(connection.laddr or "")
-        if path.endswith(".sock") and "/chaos-wire/" in path:
-            return os.path.basename(path).rsplit("-", 1)[0]
+        name = os.path.basename(path)
+        # an engine that lends its weights listens for those who want them at another one
+        if path.endswith(".sock") and "/chaos-wire/" in path and not name.startswith("weights-"):
+            return name.rsplit("-", 1)[0]
     return None
 
 

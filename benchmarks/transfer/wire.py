@@ -48,7 +48,8 @@ def agent(name: str) -> Any:
     """
     import nixl._api as nixl
 
-    from actors.engine.vllm.connector.transfer import CPU_DELAY_US, tuned_agents
+    from actors.engine.nixl_agents import CPU_DELAY_US
+    from actors.engine.vllm.connector.transfer import tuned_agents
 
     with tuned_agents(CPU_DELAY_US):
         return nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=0, capture_telemetry=True))

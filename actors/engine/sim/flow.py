@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.engine.sim.config import SimEngineConfig
+from actors.flow.chunks import CHUNK_S
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post, ReaderConfig
 from actors.wire.channel import Identity
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 STEP_S = 0.001
 REST_S = 0.1
 """Seconds between two steps while reads are open, and otherwise; the agent gives up a worker that is silent for 3 s."""
-
-CHUNK_S = 0.010
-"""Seconds that a chunk takes at the bandwidth of its source as it was seen last (docs/design.md 5)."""
 
 Move = Callable[[int, int], float | None]
 """Starts to move part `number` of a flow, of a number of bytes. Returns the seconds that the bytes take; None if

@@ -27,22 +27,12 @@ from vllm.logger import init_logger
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.chunked_read import Post as Piece
 from actors.engine.vllm.connector.read_check import ReadChecks
+from actors.flow.chunks import chunk_bytes, learned
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post
 from policies.flow.base import Flow, Stage
 
 logger = init_logger(__name__)
-
-CHUNK_S = 0.010
-"""Time that one chunk should take at the bandwidth seen so far, in seconds: what a more urgent read waits at most for
-each chunk posted before it (MFS 4.5)."""
-
-FIRST_BYTES_PER_S = 125e6
-"""Bandwidth of a source before its first chunk. ASSUMPTION: no network on which moving KV pays is slower than 1 Gbit/s;
-on a faster one only the first read has too many chunks."""
-
-LEARNED_SHARE = 0.3
-"""Weight of a chunk's bandwidth in the moving average."""
 
 POLL_S = 0.0005
 """Least pause between two polls of what is in flight. Chunks take 10 ms; NIXL's own thread naps for 1 ms on CPU
@@ -188,7 +178,7 @@ class FlowThread:
             )
             sizes = read.sizes()
             if self._scheduled:
-                sizes = read.divide(CHUNK_S * self._bytes_per_s.get(flow.source, FIRST_BYTES_PER_S))
+                sizes = read.divide(chunk_bytes(self._bytes_per_s.get(flow.source)))
             todo = self._client.submit(flow, sizes, terms.hold_s)
         except Exception as error:
             read.fail(error)
@@ -239,8 +229,7 @@ class FlowThread:
     def _learn(self, read: ChunkedRead, piece: Piece) -> None:
         source = read.terms.flow.source or read.terms.source.agent
         rate = piece.bytes / max(piece.shared_s, 1e-6)
-        known = self._bytes_per_s.get(source)
-        self._bytes_per_s[source] = rate if known is None else known + LEARNED_SHARE * (rate - known)
+        self._bytes_per_s[source] = learned(self._bytes_per_s.get(source), rate)
 
     def _finished(self, finished: Finished) -> None:
         read = self._reads[finished.flow_id]

@@ -16,23 +16,16 @@ from typing import Any
 
 from actors.engine.weights.checkpoint import Bytes
 from actors.engine.weights.pages import PagesAgent, PagesError
+from actors.flow.chunks import FLOOR_BYTES_PER_S, chunk_bytes, learned
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post
 from actors.wire.messages import PieceLent
 from policies.flow.base import Flow, Stage
 
-CHUNK_S = 0.010
-FIRST_BYTES_PER_S = 125e6
-"""Time of a chunk where a flow agent permits them, in seconds, and the bandwidth of a source before its first chunk; as
-for KV (`actors.engine.vllm.flow`)."""
-LEARNED_SHARE = 0.3
-"""Weight of a chunk's bandwidth in the moving average."""
-
 HOLD_S = 10.0
 READ_S = 10.0
-FLOOR_BYTES_PER_S = 50e6
-"""Longest wait for permits in seconds, longest time of a piece beside that for its bytes, and the bandwidth below which
-a read counts as stuck. ASSUMPTION: the latter two as for reads of KV (`connector/worker.py`)."""
+"""Longest wait for permits in seconds, and longest time of a piece beside that for its bytes. ASSUMPTION: a lender that
+is busy answers within the latter."""
 
 END_S = 2.0
 """Seconds in which chunks that are under way when a source is given up may still end before the next one is tried."""
@@ -71,7 +64,7 @@ class ChunkReads:
     def __init__(self, agent: PagesAgent, lender: str, reads: ReadsClient, names: tuple[str, str]) -> None:
         self._agent, self._lender, self._reads, self._names = agent, lender, reads, names
         self._flying: list[_Chunk] = []
-        self._bytes_per_s = FIRST_BYTES_PER_S
+        self._bytes_per_s: float | None = None
         self._numbers = itertools.count()
 
     async def read(self, lent: PieceLent, into: Bytes, gone: Callable[[], str]) -> None:
@@ -88,7 +81,7 @@ class ChunkReads:
             target=self._names[1],
             size=len(into),
         )
-        sizes = [len(into)] if self._reads.alone else cut(len(into), CHUNK_S * self._bytes_per_s)
+        sizes = [len(into)] if self._reads.alone else cut(len(into), chunk_bytes(self._bytes_per_s))
         begins = [0, *itertools.accumulate(sizes)]
         todo = collections.deque(self._reads.submit(flow, sizes, HOLD_S))
         until_s, failed, finished = time.monotonic() + limit_s(len(into)), "", False
@@ -136,8 +129,7 @@ class ChunkReads:
             self._flying.remove(chunk)
             took_s = now_s - chunk.posted_s
             if state == "DONE":
-                rate = chunk.post.size / max(took_s, 1e-6)
-                self._bytes_per_s += LEARNED_SHARE * (rate - self._bytes_per_s)
+                self._bytes_per_s = learned(self._bytes_per_s, chunk.post.size / max(took_s, 1e-6))
             ended.append((chunk, took_s if state == "DONE" else None))
         return ended
 

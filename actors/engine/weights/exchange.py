@@ -5,8 +5,8 @@
     loaded      the loader has the weights; the landing is given back, and files on disk are lent from now on
 
 A node without files lends its landing as long as it feeds others, at most for `LINGER_S`. What was lent of a landing
-stays in memory until the lender's agent ends (`lender.IDLE_S`). Whatever fails here leaves
-the engine's start to the disk, and nothing of it blocks the engine: its event loop and its steps know nothing of this.
+stays in memory until the lender's agent ends (`lender.IDLE_S`). Whatever fails here leaves the engine's start to the
+disk, and nothing of it blocks the engine: its event loop and its steps know nothing of this.
 """
 
 import asyncio

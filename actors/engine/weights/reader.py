@@ -21,9 +21,10 @@ from typing import Any
 
 import psutil
 
-from actors.engine.weights.chunks import FLOOR_BYTES_PER_S, ChunkReads
+from actors.engine.weights.chunks import ChunkReads
 from actors.engine.weights.landing import Landing
 from actors.engine.weights.pages import PagesAgent, PagesError, digest
+from actors.flow.chunks import FLOOR_BYTES_PER_S
 from actors.flow.client import ReadsClient
 from actors.flow.reader import SILENT_S, ReaderConfig
 from actors.wire.channel import Channel, Identity, WireError

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from actors.engine.nixl_agents import CPU_DELAY_US as CPU_DELAY_US
 from actors.engine.nixl_agents import tuned
 from actors.engine.vllm.connector.chunked_read import Blocks, ChunkedRead, ReadTerms, Side
 from actors.engine.vllm.connector.pairs import aligned

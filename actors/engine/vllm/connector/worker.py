@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from actors.engine.nixl_agents import CPU_DELAY_US
 from actors.engine.vllm import plugin, resume
 from actors.engine.vllm.connector import OVERDUE, RENEWED, TRANSFERS
 from actors.engine.vllm.connector.chunked_read import FlowTerms, Lease, ReadTerms
@@ -22,13 +23,9 @@ from actors.engine.vllm.connector.integrity import SumsAt, SumsTable, share_of
 from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.read_check import CORRUPT, ReadChecks
-from actors.engine.vllm.connector.transfer import (
-    CPU_DELAY_US,
-    TransferAgent,
-    TransferFacts,
-    tuned_agents,
-)
+from actors.engine.vllm.connector.transfer import TransferAgent, TransferFacts, tuned_agents
 from actors.engine.vllm.flow import FlowThread
+from actors.flow.chunks import FLOOR_BYTES_PER_S
 from actors.flow.client import ReadsClient
 from actors.flow.reader import SILENT_S, ReaderConfig
 
@@ -41,9 +38,6 @@ logger = init_logger(__name__)
 READ_TIMEOUT_S = 10.0
 """Seconds that a read may take beside the time for its bytes: handshake, connection, and a lender that is busy.
 ASSUMPTION: vLLM's handshake gives up after 5 s, and NIXL connects in less."""
-
-READ_FLOOR_BYTES_PER_S = 50e6
-"""Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
 
 HOLD_SHARE = 2 / 3
 """Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease
@@ -335,7 +329,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 self._overdue.discard(req_id)
                 continue
             blocks = sum(len(group) for group in meta.local_block_ids)
-            limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / READ_FLOOR_BYTES_PER_S
+            limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / FLOOR_BYTES_PER_S
             if self._flow_agent:
                 limit_s += min(self._agent.held_s(req_id, time.monotonic()), self._lease_s * HOLD_SHARE)
             if now_s - since_s <= limit_s or req_id in self._overdue:

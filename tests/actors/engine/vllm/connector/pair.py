@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from nixl import _api as nixl
 
+from actors.engine.nixl_agents import CPU_DELAY_US
 from actors.engine.vllm.connector.chunked_read import ChunkedRead, FlowTerms, Lease, ReadTerms
 from actors.engine.vllm.connector.integrity import SAMPLE, SumsTable
 from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
 from actors.engine.vllm.connector.read_check import ReadChecks
-from actors.engine.vllm.connector.transfer import CPU_DELAY_US, LOCAL, TransferAgent, tuned_agents
+from actors.engine.vllm.connector.transfer import LOCAL, TransferAgent, tuned_agents
 
 PATIENCE_S = 60.0
 BLOCKS, LAYERS = 64, 8

@@ -16,8 +16,9 @@ from typing import Any
 import nixl._api as nixl
 import numpy as np
 
+from actors.engine.nixl_agents import CPU_DELAY_US
 from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
-from actors.engine.vllm.connector.transfer import CPU_DELAY_US, tuned_agents
+from actors.engine.vllm.connector.transfer import tuned_agents
 
 PATIENCE_S = 60.0
 SLOT, GENERATION = 5, 77
