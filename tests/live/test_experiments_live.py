@@ -373,6 +373,8 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     whole = json.loads(answer.read_text())
     assert whole["trust"]["text"] in done.stdout
     means = whole["means"]
-    assert 0.0045 < means["base"]["tpot_mean_s"] < 0.1
+    assert means["base"]["tpot_mean_s"] > 0.0045
+    # both are of the same seconds, however busy the machine was
+    assert 1 / 3 < means["base"]["tpot_mean_s"] / made.measured["tpot_mean_s"] < 3
     # 40 tokens of 23 kB over 1 MB/s take most of a second
     assert means["slow network"]["ttft_mean_s"] > means["base"]["ttft_mean_s"] + 0.5
