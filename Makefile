@@ -14,7 +14,7 @@ VLLM = $(filter-out $(PAIR),$(shell grep -rl --include='test_*.py' 'mark\.vllm' 
 SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|chaos|browser)' tests))
 LIVE_APPS ?= 2
 # Many fast tests wait, so three of them share two cores.
-FAST_TESTS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); n=$$((n + n / 2)); echo $$((n < 6 ? n : 6)))
+FAST_TESTS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); n=$$((n + n / 2)); echo $$((n < 6 ? n : 6)))
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
@@ -131,7 +131,7 @@ bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"
 	$(PY) -m benchmarks.chaos $(ARGS)
 
-bench-recompute: setup ## live on vLLM: how long a stream pauses after its decode engine was killed, by its tokens (15 minutes)
+bench-recompute: setup ## live on vLLM: how long a stream pauses after its decode engine was killed, by its tokens (half an hour)
 	$(PY) -m benchmarks.chaos.recompute $(ARGS)
 
 bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT

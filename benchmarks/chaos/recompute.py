@@ -1,6 +1,6 @@
 """How long a stream stands still after its decode engine was killed, by the tokens that are computed again.
 
-    python -m benchmarks.chaos.recompute                               some 20 minutes
+    python -m benchmarks.chaos.recompute                               half an hour
     python -m benchmarks.chaos.recompute --tokens 50 300 --repeats 1   a short form
 
 One prefill and two decode engines of vLLM with nothing else to do. A stream goes on until it has a given number of
@@ -114,9 +114,8 @@ def stream(
 class Bench:
     """The running application, whose engines are killed."""
 
-    def __init__(self, server: Server, http: httpx.Client, plan: Plan, say: Callable[[str], None]) -> None:
-        self._server, self._http, self._say = server, http, say
-        self._rng = random.Random(plan.seed)
+    def __init__(self, server: Server, http: httpx.Client, seed: int) -> None:
+        self._server, self._http, self._rng = server, http, random.Random(seed)
 
     def engines(self, role: str) -> dict[str, int]:
         """Returns the requests that run on each ready engine of a role."""
@@ -142,7 +141,6 @@ class Bench:
         """Returns what befell a stream whose engine was killed at `tokens` tokens: the tokens computed again, the
         seconds for which it stood still, and whether it was whole.
         """
-        self.wait_whole()
         before = members(self._server.pid)
         killed_s = 0.0
 
@@ -168,7 +166,7 @@ def measured(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sluice-recompute-") as folder:
         served = vllm_setup(clients=1, ingresses=1).command(Path(folder))
         with running(served, say) as server, administrator(served.port, PATIENCE_S) as http:
-            bench = Bench(server, http, plan, say)
+            bench = Bench(server, http, plan.seed)
             plain, after = [], []
             for number, tokens in enumerate(plan.streams()):
                 bench.wait_whole()

@@ -501,7 +501,7 @@ class Life(Effects):
             self._fail(Failure(503, message, troubles.POOL_TIMEOUT, 1.0), "expired")
 
     def _held_back(self, event: ev.StageOverdue, now_s: float) -> None:
-        """Submit an attempt that was held back, if the retry budget has room now; end in an error if it never has."""
+        """Submit an attempt that was held back, if the retry budget has room or it needs none; else fail in the end."""
         if not self._wants_budget:
             self._hand_in()
         elif now_s < self._held_until_s:
@@ -531,7 +531,7 @@ class Life(Effects):
         self.times = Times(now_s, first_s=self.times.first_s)
         self._held_until_s = now_s + troubles.MOST_HELD_S
         self._wants_budget = on_budget
-        pause_s = max(troubles.pause_s(self.retries if on_budget else 0), troubles.pause_s(1 + repeats))
+        pause_s = troubles.pause_s(max(self.retries if on_budget else 0, 1 + repeats))
         if pause_s:
             self._enter(_QUEUED, now_s + pause_s)
         elif on_budget:
