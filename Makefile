@@ -13,8 +13,6 @@ SLOW = live or vllm or chaos or browser
 VLLM = $(filter-out $(PAIR),$(shell grep -rl --include='test_*.py' 'mark\.vllm' tests))
 SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|chaos|browser)' tests))
 LIVE_APPS ?= 2
-# Many fast tests wait, so three of them share two cores.
-FAST_TESTS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); n=$$((n + n / 2)); echo $$((n < 6 ? n : 6)))
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
@@ -39,8 +37,8 @@ serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 test: setup ## all tests: first the fast ones, then those that start Ray and engines; all parts run, whichever fails
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
-test-fast: setup ## the tests that start no Ray and no engine, on all cores (FAST_TESTS at a time)
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n $(FAST_TESTS) --dist worksteal
+test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app

@@ -137,15 +137,25 @@ def test_vllm_s_spans_stand_below_the_request_s_and_the_start_s(
             span for span in list(vllm_traces.spans) if span.name == name and span.trace_id.hex() == trace_id
         ]
 
+    expected = {
+        "POST /v1/completions": 1, "llm_request": 2, "decide prefill": 1, "decide decode": 1,
+        "prefill": 1, "transfer": 1, "decode": 1,
+    }  # fmt: skip
+
+    def strays() -> set[bytes]:
+        """A span of vLLM has a span of ours above it: nothing is there that was not asked for."""
+        seen = list(vllm_traces.spans)
+        ours = {span.trace_id for span in seen if span.name.startswith(("POST", "engine start"))}
+        return {span.trace_id for span in seen if span.name == "llm_request"} - ours
+
     end_s = time.monotonic() + PATIENCE_S
-    while not (spans("POST /v1/completions") and len(spans("llm_request")) == 2 and spans("decide decode")):
-        assert time.monotonic() < end_s, sorted({span.name for span in vllm_traces.spans})
+    while (found := {name: len(spans(name)) for name in expected}) != expected or strays():
+        assert time.monotonic() < end_s, (found, strays())
         time.sleep(0.5)
     (whole,) = spans("POST /v1/completions")
     assert whole.parent_span_id.hex() == "00f067aa0ba902b7"
     below = [*spans("llm_request"), *spans("decide prefill"), *spans("decide decode"), *spans("prefill")]
     below += [*spans("transfer"), *spans("decode")]
-    assert len(below) == 7
     assert {span.parent_span_id for span in below} == {whole.span_id}
     prefilled, decoded = sorted(spans("llm_request"), key=lambda span: span.start_time_unix_nano)
     told = [attributes(span)["gen_ai.usage.completion_tokens"] for span in (prefilled, decoded)]
@@ -161,11 +171,6 @@ def test_vllm_s_spans_stand_below_the_request_s_and_the_start_s(
         assert {"process", "weights", "post_load", "announce"} <= steps
         own = {span.name for span in list(vllm_traces.spans) if span.trace_id == start.trace_id} - steps
         assert {"imports", "warm_up"} <= own
-    # what was not asked for is not there: a span of vLLM has a span of ours above it
-    ours = {
-        span.trace_id for span in list(vllm_traces.spans) if span.name.startswith(("POST", "engine start"))
-    }
-    assert {span.trace_id for span in list(vllm_traces.spans) if span.name == "llm_request"} <= ours
 
 
 def test_one_request_is_seen_whole_on_the_dashboard(

@@ -122,6 +122,8 @@ def requests_of(events: Iterable[ev.Event]) -> tuple[list[Seen], tuple[float, fl
     A request that was tried again arrived with its first attempt. One whose arrival is not among the events is unknown.
     """
     first: dict[str, Request] = {}
+    # A later attempt computes the tokens of the answer that its client already has, too.
+    attempt_tokens: dict[str, int] = {}
     found: list[Seen] = []
     n_bytes = n_tokens = 0.0
     left_out = 0
@@ -129,10 +131,11 @@ def requests_of(events: Iterable[ev.Event]) -> tuple[list[Seen], tuple[float, fl
         match event:
             case ev.Arrived():
                 first.setdefault(request_id_of(event.request.attempt_id), event.request)
+                attempt_tokens[event.request.attempt_id] = event.request.prompt_tokens
             case ev.PrefillDone():
-                of = first.get(request_id_of(event.attempt_id))
-                if of is not None and event.kv_bytes > 0:
-                    n_bytes, n_tokens = n_bytes + event.kv_bytes, n_tokens + of.prompt_tokens
+                tokens = attempt_tokens.pop(event.attempt_id, 0)
+                if tokens and event.kv_bytes > 0:
+                    n_bytes, n_tokens = n_bytes + event.kv_bytes, n_tokens + tokens
             case ev.Closed() if event.ended is not None:
                 request = first.pop(request_id_of(event.attempt_id), None)
                 if request is None:

@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
-from actors.engine.sim.faults import Order, give
 from benchmarks.chaos.processes import SHORT_BYTES, Member, by_part, measure, members
 
 PROGRAM = """
@@ -92,46 +90,45 @@ def test_a_starved_process_gets_no_memory_until_it_is_fed() -> None:
 
 
 HOARDER = """
-import asyncio, sys
-from actors.engine.sim.faults import Faults
+import os
+from actors.engine.sim.faults import hoarded
 
-async def main(folder):
-    Faults(folder, "x", lambda: print("obeyed", flush=True)).start()
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        try:
-            had = bytearray(2**20)
-        except MemoryError:
-            had = None
-        print("none" if had is None else "had it", flush=True)
-
-asyncio.run(main(sys.argv[1]))
+# without memory only what is there already can be used
+word, none, had = bytearray(1), b"none\\n", b"had it\\n"
+words, hoard = [word], None
+while os.readv(0, words):
+    if word == b"h":
+        hoard = hoarded()
+    elif word == b"g":
+        hoard = None
+    try:
+        bytearray(2**20)
+        os.write(1, had)
+    except MemoryError:
+        os.write(1, none)
 """
 
 
-def test_a_hoarding_process_has_taken_all_that_it_may_have(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOARDER, str(tmp_path)]
+def test_a_hoarding_process_has_taken_all_that_it_may_have() -> None:
+    command = [sys.executable, "-c", HOARDER]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 
-    def ask() -> str:
+    def tell(word: str) -> str:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write("go\n")
+        process.stdin.write(word)
         process.stdin.flush()
         return process.stdout.readline().strip()
 
     try:
-        assert ask() == "had it"
+        assert tell("?") == "had it"
         member = Member("decode", process.pid, psutil.Process(process.pid).create_time(), "x", "x")
         limit = member.starve(hoards=True)
         assert limit is not None
         assert (member.taken_bytes() or 0) <= limit - SHORT_BYTES
-        give(tmp_path, "x", Order(hoard=True))
-        assert process.stdout.readline().strip() == "obeyed"
+        assert tell("h") == "none"
         assert (member.taken_bytes() or 0) > limit - SHORT_BYTES
-        assert ask() == "none"
-        give(tmp_path, "x", None)
-        assert process.stdout.readline().strip() == "obeyed"
-        assert ask() == "had it"
+        assert tell("g") == "had it"
     finally:
         process.kill()
         process.communicate()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine.sim import faults
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.faults import POISON, Order, give
@@ -25,9 +26,9 @@ async def faulty(rig: Rig, folder: Path, **options: Any) -> tuple[Node, SimEngin
 
 async def obeys(engine: SimEngine, folder: Path, order: Order | None) -> None:
     assert engine._faults is not None
-    faults = engine._faults
+    obeyed = engine._faults
     give(folder, "c", order)
-    await until(lambda: faults.order == (order or Order()), "the order")
+    await until(lambda: obeyed.order == (order or Order()), "the order")
 
 
 @pytest.mark.parametrize("code", ["internal", "kv_load"])
@@ -44,6 +45,19 @@ async def test_an_engine_that_fails_at_once_and_is_well_again(tmp_path: Path, co
         c.client.decode("again", PROMPT)
         assert await c.client.text("again")
         await c.rests()
+
+
+async def test_a_hoarding_engine_holds_memory_until_it_is_well_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [b"all that there is"]
+    monkeypatch.setattr(faults, "hoarded", lambda: taken)
+    async with Rig(tmp_path) as rig:
+        _, engine = await faulty(rig, tmp_path)
+        assert engine._faults is not None
+        for order, held in ((Order(hoard=True), taken), (Order(slow=2.0), []), (None, [])):
+            await obeys(engine, tmp_path, order)
+            assert engine._faults._hoard == held
 
 
 async def test_a_stalled_engine_ends_no_step_and_lives(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ def test_requests_are_read_from_events() -> None:
         arrived("b-1", 11.0, slots=2),
         # a goes on in another attempt, and ends with it
         closed("a-1", 12.0, "failed", told=False),
-        arrived("a-2", 12.0),
-        ev.PrefillDone(12.5, "a-2", 40.0, 2_000, 0),
+        # whose prefill computes the 20 tokens of the answer that its client has already, too
+        arrived("a-2", 12.0, 120),
+        ev.PrefillDone(12.5, "a-2", 40.0, 2_400, 0),
         closed("a-2", 13.0),
         closed("b-1", 14.0),
         closed("unknown-1", 15.0),
@@ -30,7 +31,7 @@ def test_requests_are_read_from_events() -> None:
         # what was refused would have had up to its limit
         (16.0, 17.0, "rejected", 50),
     ]
-    assert kv_bytes == (2_000.0, 100.0)
+    assert kv_bytes == (2_400.0, 120.0)
     # two choices, and a client that left
     assert left_out == 2
 

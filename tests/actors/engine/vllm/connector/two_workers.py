@@ -88,6 +88,7 @@ class Pair:
         self.scheduler = SluiceScheduler(self.p.config, "p", self.p.cache_config)
         self.scheduler.set_xfer_handshake_metadata({(0, 0): self.p.worker.xfer_handshake_metadata})
         self.generation = 100
+        self.first_results: list[Any] = []
 
     def lend(self, request_id: str, blocks: list[int]) -> dict[str, Any]:
         """Opens a lease on these blocks, and returns its handle."""
@@ -109,8 +110,8 @@ class Pair:
         }  # fmt: skip
 
     def read(self, request_id: str, handle: dict[str, Any], blocks: list[int]) -> None:
-        """Begins to read what the handle names into these blocks."""
-        self.read_all({request_id: (handle, blocks)})
+        """Begins to read what the handle names into these blocks. A short read may have ended within this step."""
+        self.first_results.append(self.read_all({request_id: (handle, blocks)}))
 
     def read_all(self, reads: dict[str, tuple[dict[str, Any], list[int]]]) -> Any:
         """Begins several reads in one step, and returns its results."""
@@ -134,8 +135,7 @@ class Pair:
         """
         seen: dict[str, Any] = {}
 
-        def over() -> bool:
-            results = self.d.step(aborted=aborted)
+        def take(results: Any) -> None:
             if into is not None:
                 into.update((other, other in results.failed_recving) for other in results.finished_recving)
             if request_id in results.finished_recving:
@@ -144,6 +144,11 @@ class Pair:
                     if entry[0] == request_id:
                         seen["bytes"], seen["corrupt"], seen["unscheduled"] = entry[2], entry[6], entry[7]
                         seen["level"] = entry[8]
+
+        def over() -> bool:
+            while self.first_results:
+                take(self.first_results.pop())
+            take(self.d.step(aborted=aborted))
             if request_id in self.p.step().finished_sending:
                 seen["given_back"] = True
             return "failed" in seen and (seen["failed"] or "given_back" in seen)
@@ -189,8 +194,8 @@ def plain(pair: Pair) -> dict[str, Any]:
         "no such block": {**right, "remote_block_ids": ([5, 10 * BLOCKS],)},
     }
     reads = {name: (handle, [2 * n + 16, 2 * n + 17]) for n, (name, handle) in enumerate(odd.items())}
-    first = pair.read_all({**reads, "right": (right, [12, 13])})
-    ends = {name: name in first.failed_recving for name in first.finished_recving}
+    pair.first_results.append(pair.read_all({**reads, "right": (right, [12, 13])}))
+    ends: dict[str, bool] = {}
     seen["right"] = pair.ended("right", into=ends)
     until(lambda: ends.keys() >= odd.keys() or pair.look(ends))
     seen["odd"] = {name: ends[name] for name in odd}
