@@ -16,7 +16,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
-from benchmarks.experiments.scaling_common import CHAT, OURS, fewest, kept, policy, requests, run
+from benchmarks.experiments.scaling_common import CHAT, FIRST_SEED, OURS, fewest, kept, policy, requests, run
 from policies.scaling.base import Limits
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "a steady load for 24 hours: changes of the fleet after the first"
 SEEDS = (1, 1)
+SEEDS_FROM = FIRST_SEED
 RATE_PER_S, HOUR_S = 0.5, 3_600.0
 LIMITS = Limits(prefill_max=12, decode_max=10, warm_max=4, budget=24)
 

@@ -169,9 +169,32 @@ def test_a_fork_beside_requests_ends_and_takes_what_the_tree_says() -> None:
     assert found["requests"] == pytest.approx(25.0, abs=16.0)
 
 
-def test_each_policy_is_tuned_by_a_grid_of_like_size_and_cost_punishes_lateness() -> None:
-    sizes = {name: len(grid) for name, grid in tuning.GRIDS.items()}
-    assert set(sizes) == {*SCALING, diurnal.FORESEEN} - {"fixed"}
-    assert sizes[common.OURS] <= max(sizes[rival] for rival in common.RIVALS) + 1
-    found = results(tuning, lambda name, c: run(0.985, 3_600.0))
+@pytest.mark.parametrize("load", [tuning.DAY, tuning.RATIO_SHIFT])
+def test_each_policy_is_tuned_at_as_many_points_within_its_ranges(load) -> None:
+    assert set(tuning.policies(tuning.DAY)) == {*SCALING, diurnal.FORESEEN} - {"fixed"}
+    for policy in (common.OURS, *common.RIVALS):
+        points = tuning.points(policy, load)
+        assert points == tuning.points(policy, load) and points[0] == {}
+        assert len({json.dumps(point) for point in points}) == len(points) == tuning.POINTS
+        for point in points:
+            assert common.policy(policy, point, Limits()) is not None
+            for low, high in (("prefill_low", "prefill_high"), ("decode_low", "decode_high")):
+                thresholds = point.get("thresholds", {})
+                assert low not in thresholds or thresholds[low] < thresholds[high]
+
+
+def test_the_cost_punishes_lateness_and_the_best_points_are_those_in_use() -> None:
+    found = results(tuning, lambda name, c: run(0.985, 3_600.0, goodput_per_s=1.0))
     assert tuning.cost(found, next(iter(found.variants))) == pytest.approx(1.0 + 20.0 * 0.005)
+    for load in (tuning.DAY, tuning.RATIO_SHIFT):
+        for policy in tuning.policies(load):
+
+            def least_for_used(name, c, load=load, policy=policy):
+                chosen = (c["load"], c["policy"]) == (load, policy) and c["params"] == tuning.used(
+                    load, policy
+                )
+                return run(0.99, 1.0 if chosen else 2.0, goodput_per_s=2.0 if chosen else 1.0)
+
+            rows = [row for row in tuning.compare(results(tuning, least_for_used)) if row.aim]
+            (row,) = (row for row in rows if row.name.startswith(f"{load}, {policy}: "))
+            assert row.met
