@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.live.serving import PATIENCE_S, App, config_file, serving
+from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -209,6 +209,33 @@ def test_replicas_grow_and_shrink_under_load_and_an_autoscaler_may_die(app: App,
     )
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert replayed.stdout.count(" 0 different") == len(files)
+
+
+def test_plans_go_on_past_a_killed_controller_and_router_and_replicas_that_die_on_the_way(app: App) -> None:
+    """Serve's controller, which starts and stops replicas, dies while some start; then the router dies, a replica that
+    has just been activated, and one that is being given up.
+    """
+    wait_awake(app)
+    undisturbed = stream(app, 40)
+    with Load(app, 6, 40) as load:
+        command(app, "p=2", "d=3")
+        (controller,) = (p for p in app.processes() if "ServeController" in command_line(p))
+        controller.kill()
+        app.wait(lambda status: duties(status).get(("d", "active"), 0) >= 2, "the warm engine is active")
+        os.kill(app.replica_pids("DEngine")[-1], signal.SIGKILL)
+        os.kill(app.replica_pid("Router"), signal.SIGKILL)
+        app.wait(at_rest(app, p_active=2, d_active=3, d_warm=1), "the counts are reached after the kills")
+
+        before = app.replica_pids("DEngine")
+        command(app, "p=1", "d=1")
+        app.wait(lambda status: duties(status).get(("d", "active"), 0) < 3, "decode engines are given up")
+        os.kill(before[0], signal.SIGKILL)
+        app.wait(at_rest(app, p_active=1, d_active=1, d_warm=1), "the counts are reached on the way down")
+    assert load.errors == []
+    assert set(load.texts) == {undisturbed}
+    app.wait_idle()
+    app.wait(lambda _: len(app.replica_pids("DEngine")) == 2, "no replica is left behind")
+    command(app, "auto")
 
 
 def test_an_idle_application_has_no_engine_and_the_next_request_wakes_it(app: App) -> None:
