@@ -35,7 +35,6 @@ MISSING = frozenset(
         "experiments/flowkv_roles.json",
         "experiments/mfs/mfs_dense.json",
         "experiments/mfs/mfs_moe.json",
-        "experiments/scaling/scaling_tuning.json",
         "mfs/link.json",
         "mfs/sim.json",
         "permits/permits.json",
@@ -53,12 +52,7 @@ LOST = frozenset(
         "chaos/sim-bare-flow.json",
         "experiments/lend_prefixes.json",
         "experiments/mfs/mfs_permits.json",
-        "experiments/scaling/scaling_burst.json",
-        "experiments/scaling/scaling_diurnal.json",
-        "experiments/scaling/scaling_fork.json",
-        "experiments/scaling/scaling_ratio_shift.json",
         "experiments/scaling/scaling_scale.json",
-        "experiments/scaling/scaling_steady.json",
         "transfer/transfer.json",
     }
 )
