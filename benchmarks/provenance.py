@@ -38,6 +38,7 @@ MISSING = frozenset(
         "experiments/scaling/scaling_tuning.json",
         "mfs/link.json",
         "mfs/sim.json",
+        "overhead/waterfall.json",
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
