@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance, report
+from benchmarks.chaos import recompute_report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
 from benchmarks.experiments import agreement, registry
@@ -403,6 +404,12 @@ OTHERS: dict[str, Other] = {
         "An hour with a fault a minute, sim engines",
         "python -m benchmarks.chaos --soak",
         _chaos,
+        drawn=True,
+    ),
+    "recompute/recompute.json": Other(
+        "The pause of a stream after its decode engine was killed, by the tokens computed again, vLLM's CPU engines",
+        "python -m benchmarks.chaos.recompute",
+        recompute_report.rows,
         drawn=True,
     ),
     "balance/balance.json": Other(
