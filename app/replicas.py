@@ -164,14 +164,25 @@ def next_generation(application: str, kind: str = "router") -> int:
     that engines may get more work than they have slots for, which then waits there. Nothing is lost or wrong.
     """
     counters = f"{kind}-generation/{application}/"
+
+    def numbers() -> list[int]:
+        return [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
+
     try:
-        taken = [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
-        generation = max(taken, default=0) + 1
-        # of two routers that start at once, the second finds the number taken
-        while _internal_kv_put(f"{counters}{generation}", b"1", overwrite=False, namespace="sluice"):
-            generation += 1
+        taken = numbers()
+        while True:
+            generation = max(taken, default=0) + 1
+            # of two routers that start at once, the second finds the number taken
+            while _internal_kv_put(f"{counters}{generation}", b"1", overwrite=False, namespace="sluice"):
+                generation += 1
+            taken = numbers()
+            # This number may have been another's, who has a higher one now and has deleted it. The highest number is
+            # never deleted, so whoever finds its own to be the highest has it alone.
+            if generation == max(taken):
+                break
         for number in taken:
-            _internal_kv_del(f"{counters}{number}", namespace="sluice")
+            if number < generation:
+                _internal_kv_del(f"{counters}{number}", namespace="sluice")
     except Exception as error:
         # Ray's client raises errors of many kinds
         log.warning("Ray's store gives this %s no generation (%r), so it is not fenced", kind, error)

@@ -27,7 +27,7 @@ import msgspec
 from actors.loop_timeout import LoopTicks, LoopTimeout, Silence
 from actors.wire.frames import DECODER, ENCODER, HEADER, PeerKind, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
-from actors.wire.tcp import keep_alive
+from actors.wire.tcp import keep_alive, queued_bytes
 
 log = logging.getLogger(__name__)
 
@@ -351,7 +351,8 @@ class Channel(asyncio.Protocol):
         if self._pings is not None and self._pings.was_late_s >= GIVEN_UP_PINGS * PING_S:
             self._awake_s = self._loop.time()
         unread_bytes = self._transport.get_write_buffer_size()
-        read_bytes = self._written_bytes - unread_bytes
+        # a slow reader of TCP frees our buffer in lumps of a third of the kernel's queue, which is megabytes
+        read_bytes = self._written_bytes - unread_bytes - queued_bytes(self._transport)
         self._reader.heard = not unread_bytes or read_bytes > self._read_bytes
         self._read_bytes = read_bytes
         if self._peer.tick(lived):

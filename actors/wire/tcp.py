@@ -1,6 +1,12 @@
-"""TCP's own signs of life, beside the pings of a channel: they end a connection that no channel watches any more."""
+"""TCP's own signs of life, beside the pings of a channel: they end a connection that no channel watches any more, and
+show what the peer's kernel has taken.
+"""
 
+import array
+import asyncio
+import fcntl
 import socket
+import termios
 
 KEEP_ALIVE_IDLE_S = 5
 """Seconds without traffic after which the kernel probes the peer's. Open channels ping each second, so only one whose
@@ -27,3 +33,16 @@ def keep_alive(connection: socket.socket) -> None:
     ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def queued_bytes(transport: asyncio.Transport) -> int:
+    """Returns the number of written bytes that lie in this host's kernel: the peer has not acknowledged them, or, on a
+    Unix socket, has not read them. 0 if the platform does not tell.
+    """
+    connection = transport.get_extra_info("socket")
+    queued = array.array("i", [0])
+    try:
+        fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, queued)
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return queued[0]

@@ -125,7 +125,8 @@ async def test_a_peer_that_reads_slowly_stays(server: tuple[Side, str]) -> None:
     read = 0
     for _ in range(8 * wire.SILENT_PINGS):
         writer.write(frame(Ping()))
-        read += len(await reader.read(2**18))
+        # on TCP less than what must leave the kernel's queue before our own buffer gets shorter
+        read += len(await reader.read(2**17))
         await asyncio.sleep(PING_S / 2)
     assert read < 8 * 2**20, "the test read everything: nothing was held back"
     assert not side.reasons
