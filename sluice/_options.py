@@ -69,6 +69,8 @@ class RequestOptions(TypedDict, total=False):
     slo: SLO | None
     session: str | None
     """Name of a session; its requests are kept where their KV cache is, as far as load allows."""
+    cache_salt: str | None
+    """A text; only requests with the same one (or none, as they have) share KV in the prefix caches of engines."""
     migrate: bool | None
     """Whether another engine may go on with an answer when one fails in its midst; the server's default is yes."""
     extra_body: Mapping[str, Any] | None

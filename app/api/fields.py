@@ -32,7 +32,6 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "structured_outputs": _NONE,
     "kv_transfer_params": _NONE,
     "vllm_xargs": _NONE,
-    "cache_salt": _NONE,
     "mm_processor_kwargs": _NONE,
 }
 

@@ -208,6 +208,8 @@ def _common(
         params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}
     if request.response_format is not None and _check_format(request.response_format) != "text":
         params["response_format"] = request.response_format
+    if request.cache_salt is not None:
+        params["cache_salt"] = request.cache_salt
     if request.n is not None and request.n > 1:
         params["n"] = request.n
     return Plan(

@@ -20,6 +20,8 @@ _INT64 = 2**63 - 1
 
 Priority = Annotated[int, Field(ge=-1000, le=1000)] | Literal["interactive", "standard", "batch"]
 NonEmpty = Annotated[str, Field(min_length=1)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")]
+"""A cache salt as vLLM's server takes it (`validate_cache_salt` of vLLM 0.32)."""
 
 
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -114,6 +116,8 @@ class _Request(BaseModel):
     """Sluice: the latencies that the client wants."""
     session: Annotated[str, Field(max_length=512)] | None = None
     """Sluice: a name that all turns of one conversation share."""
+    cache_salt: CacheSalt | None = None
+    """Requests share KV in prefix caches only with requests that have the same salt, or none, as they have."""
     user: Annotated[str, Field(max_length=512)] | None = None
     """Name of the person or program that asks; predictors learn output lengths for each user."""
 

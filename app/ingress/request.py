@@ -32,7 +32,7 @@ from actors.wire.messages import (
 from app.api.chunks import Choice
 from app.api.errors import ApiError
 from app.ingress.connections import Connected, IngressConnections
-from policies.engine_model.blocks import block_hashes
+from policies.engine_model.blocks import block_hashes, salt_of
 from policies.record import record
 from policies.request import events as ev
 from policies.request.effects import Blame, Failure
@@ -364,6 +364,11 @@ class IngressRequest(Connected):
         """The priority at router and engines; that of a migrated request is raised."""
         return self.terms.priority - (URGENCY if self.migrations else 0)
 
+    @property
+    def cache_salt(self) -> str | None:
+        """The salt by which only requests with the same one share this request's KV; None: any without a salt."""
+        return self.spec.params.get("cache_salt")
+
     def _block_hashes(self, fleet: Fleet | None) -> tuple[bytes, int]:
         """Returns the packed hashes of the prompt's KV blocks that a prefix cache can serve, and the tokens of a block.
 
@@ -374,14 +379,15 @@ class IngressRequest(Connected):
         size = None if fleet is None else fleet.block_tokens
         if size is None or self.terms.local:
             return b"", 0
-        return pack_hashes(block_hashes(self.spec.tokens[:-1], size)), size
+        return pack_hashes(block_hashes(self.spec.tokens[:-1], size, salt_of(self.cache_salt))), size
 
     # -------------------------------------------------------------------------------------------------- engines
 
     def send_lend(self, lend: ev.Lend, left_s: float) -> bool:
         # one token more, because the last token of a prompt is always computed, which would waste a cached block
         head = self.spec.tokens[: lend.tokens + 1]
-        message = Prefill(self.attempt_id, head, {}, left_s, self._priority(), lend.rank)
+        params = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
+        message = Prefill(self.attempt_id, head, params, left_s, self._priority(), lend.rank)
         return self._connections.send_work(lend.engine_id, self, message)
 
     def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:

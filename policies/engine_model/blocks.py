@@ -30,8 +30,8 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -
     """Returns the chained 64-bit hashes of the full blocks of `tokens`. Equal hashes mean equal tokens from the first
     to the block's end.
 
-    The hashes are the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). A different `salt`
-    for each model keeps their hashes apart.
+    The hashes are the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). Chains with
+    different `salt` (`salt_of` makes one of a request's cache salt) have no hash in common.
     """
     data = array("I", tokens).tobytes()
     size = 4 * block_size_tokens
@@ -42,6 +42,15 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -
         parent = digest(data[start : start + size], parent)
         hashes.append(parent)
     return tuple(hashes)
+
+
+def salt_of(cache_salt: str | None) -> int:
+    """Returns the `salt` of the block hashes of a request with this cache salt; 0 for a request without one.
+
+    Only routing relies on these hashes. An engine decides by its own which KV a request may use, so two salts that meet
+    in one number (of 2^64) mislead a router and reveal nothing.
+    """
+    return xxhash.xxh3_64_intdigest(cache_salt.encode()) if cache_salt else 0
 
 
 @record

@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 _KNOWN = _WITHOUT_EFFECT | {
     "max_tokens", "min_tokens", "temperature", "seed", "stop", "stop_token_ids", "ignore_eos", "n", "logprobs",
-    "prompt_logprobs", "response_format",
+    "prompt_logprobs", "response_format", "cache_salt",
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ class SimParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    cache_salt: str | None = None
 
 
 def parse_params(params: Mapping[str, Any]) -> SimParams:
@@ -64,6 +65,9 @@ def parse_params(params: Mapping[str, Any]) -> SimParams:
     ids = params.get("stop_token_ids") or ()
     if not (isinstance(ids, (list, tuple)) and all(type(i) is int for i in ids)):
         raise ParamError("stop_token_ids", "stop_token_ids must be a list of integers")
+    salt = params.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ParamError("cache_salt", "cache_salt must be a text that is not empty")
     return SimParams(
         max_tokens=_integer(params, "max_tokens", None, 1, None),
         min_tokens=_integer(params, "min_tokens", 0, 0, None) or 0,
@@ -75,6 +79,7 @@ def parse_params(params: Mapping[str, Any]) -> SimParams:
         n=_integer(params, "n", 1, 1, MAX_CHOICES) or 1,
         logprobs=_integer(params, "logprobs", None, 0, MAX_LOGPROBS),
         prompt_logprobs=_integer(params, "prompt_logprobs", None, 0, MAX_LOGPROBS),
+        cache_salt=salt,
     )
 
 

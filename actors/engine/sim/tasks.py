@@ -11,7 +11,7 @@ from actors.engine.sim.params import ParamError, SimParams, parse_params
 from actors.engine.sim.peers import SimHandle
 from actors.wire.messages import Decode, Failed, Prefill, Resume
 from policies.engine_model import text
-from policies.engine_model.blocks import BlockHash, block_hashes
+from policies.engine_model.blocks import BlockHash, block_hashes, salt_of
 from policies.engine_model.scheduler import Sequence
 from policies.request.stage import Task
 
@@ -167,6 +167,6 @@ def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHa
         message = f"a token of the prompt is outside the vocabulary of {config.vocab_size}"
         raise Refused("bad_request", message, param="prompt")
     try:
-        return block_hashes(tokens, config.block_size_tokens), params
+        return block_hashes(tokens, config.block_size_tokens, salt_of(params.cache_salt)), params
     except OverflowError:
         raise Refused("bad_request", "a token is negative or over 2^32 - 1", param="prompt") from None

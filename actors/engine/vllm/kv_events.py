@@ -3,9 +3,10 @@ reports too.
 
 vLLM publishes numbered batches over ZeroMQ. It has a replay socket for missed batches, but no snapshot. Its hashes
 differ from process to process, so each stored block is hashed again from its tokens with `block_hashes`. Equal prefixes
-then have equal hashes on every engine, real or sim. Three kinds of blocks are left out: those that plain tokens do not
-identify (LoRA, cache salt, images), those on another medium than the engine's own memory, and those of a hybrid model's
-further cache groups. The reader then knows less than is cached, but nothing wrong (of a hybrid model it knows the first
+then have equal hashes on every engine, real or sim; a request's cache salt, which vLLM names in the extra keys of the
+first block, salts ours too (`salt_of`). Three kinds of blocks are left out: those that tokens and salt do not identify
+(LoRA, images, embeddings), those on another medium than the engine's own memory, and those of a hybrid model's further
+cache groups. The reader then knows less than is cached, but nothing wrong (of a hybrid model it knows the first
 group's cache at most).
 
 If vLLM's publisher no longer has a missed batch (its buffer holds 10,000), everything known is dropped with a
@@ -15,6 +16,7 @@ router would otherwise believe in a cache that changed long ago.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +29,7 @@ from policies.engine_model.blocks import (
     Stored,
     add_change,
     block_hashes,
+    salt_of,
 )
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,24 @@ def _in_own_memory(event: _Place) -> bool:
     )
 
 
+class _ForeignKeys(Exception):
+    """The blocks are named by more than tokens and a cache salt."""
+
+
+def _cache_salt(keys: Sequence[tuple[Any, ...] | None], starts: bool) -> str | None:
+    """Returns the cache salt that the extra keys of blocks name, the first of which begins a prompt if `starts`.
+
+    A salt is a text, alone, at a prompt's first block (`generate_block_hash_extra_keys` of vLLM 0.32); the key of an
+    image is a tuple, and that of embeddings is bytes. Raises _ForeignKeys for any other key.
+    """
+    if not any(keys):
+        return None
+    first = keys[0]
+    if not starts or any(keys[1:]) or first is None or len(first) != 1 or not isinstance(first[0], str):
+        raise _ForeignKeys
+    return first[0]
+
+
 class Translator:
     """Translates vLLM's events into Sluice's changes; without I/O."""
 
@@ -80,13 +101,18 @@ class Translator:
         """Takes new blocks in the order of their chain. Blocks whose parent is not known are left out, and so are all
         that follow them.
         """
-        if not _in_own_memory(event) or event.lora_name is not None or any(event.extra_keys or ()):
+        if not _in_own_memory(event) or event.lora_name is not None:
             return
-        parent = None if event.parent_block_hash is None else self._ours.get(event.parent_block_hash)
-        if event.parent_block_hash is not None and parent is None:
+        starts = event.parent_block_hash is None
+        try:
+            salt = salt_of(_cache_salt(event.extra_keys or (), starts))
+        except _ForeignKeys:
+            return
+        parent = None if starts else self._ours.get(event.parent_block_hash)
+        if not starts and parent is None:
             return
         run: list[BlockHash] = []
-        chain = block_hashes(event.token_ids, event.block_size, parent or 0)
+        chain = block_hashes(event.token_ids, event.block_size, salt if parent is None else parent)
         for theirs, ours in zip(event.block_hashes, chain, strict=True):
             if theirs in self._ours:  # cached twice, already announced
                 self._emit_run(run, parent)

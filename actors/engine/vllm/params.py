@@ -18,7 +18,7 @@ FIELDS = frozenset({
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
     "min_tokens", "n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "response_format", "skip_special_tokens", "include_stop_str_in_output",
-    "allowed_token_ids", "bad_words",
+    "allowed_token_ids", "bad_words", "cache_salt",
 })  # fmt: skip
 
 # Sampling fields for which a generation_config.json may give defaults.
@@ -39,13 +39,16 @@ class BadParameter(ValueError):
 
 
 def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Returns the SamplingParams of one choice, streaming deltas; `n` is left to the caller. Raises BadParameter."""
+    """Returns the SamplingParams of one choice, streaming deltas; `n` and `cache_salt`, which vLLM takes elsewhere, are
+    left to the caller. Raises BadParameter.
+    """
     unknown = sorted(set(given) - FIELDS)
     if unknown:
         raise BadParameter(f"{unknown[0]} is not a sampling field that this engine knows", unknown[0])
     values = {name: defaults[name] for name in _MODEL_DEFAULTS if name in defaults}
     values.update({name: value for name, value in given.items() if value is not None})
     values["n"] = 1
+    values.pop("cache_salt", None)
     values.setdefault("max_tokens", None)
     structured = structured_outputs(values.pop("response_format", None))
     try:
@@ -64,6 +67,14 @@ def sequences(given: Mapping[str, Any]) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise BadParameter(f"n must be a whole number of at least 1, got {n!r}", "n")
     return n
+
+
+def cache_salt(given: Mapping[str, Any]) -> str | None:
+    """Returns the salt that keeps the request's blocks in the prefix cache apart from others'. Raises BadParameter."""
+    salt = given.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise BadParameter("cache_salt must be a text that is not empty", "cache_salt")
+    return salt
 
 
 def child_params(params: SamplingParams, index: int) -> SamplingParams:

@@ -211,9 +211,10 @@ class TaskRunner:
         """Returns the request for vLLM, whose prompt ends with the `output` of another engine. Raises BadParameter if
         vLLM refuses the prompt or a parameter.
         """
+        prompt = tokens_input([*msg.tokens, *output], cache_salt=params.cache_salt(msg.params))
         try:
             request = self._llm.input_processor.process_inputs(
-                msg.attempt_id, tokens_input([*msg.tokens, *output]), sampling, supported_tasks=self._supported,
+                msg.attempt_id, prompt, sampling, supported_tasks=self._supported,
                 priority=msg.priority, data_parallel_rank=msg.dp_rank, trace_headers=self._trace_headers(msg),
             )  # fmt: skip
         except params.REFUSALS as e:

@@ -56,8 +56,9 @@ class Decode(Wire, frozen=True):
 
     `params` are the OpenAI sampling fields that the client gave, and no others: max_tokens, temperature, top_p, top_k,
     min_p, seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens. `chat` is
-    the original chat request if the engine must parse its output (tools); `Out.delta` then holds ready OpenAI deltas.
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, and
+    `cache_salt`: requests with different ones, or one without, share no KV. `chat` is the original chat request if the
+    engine must parse its output (tools); `Out.delta` then holds ready OpenAI deltas.
     With `dp_rank` None the engine chooses the data-parallel rank.
 
     The KV is due `kv_due_s` seconds after receipt (None: no time is set): a flow scheduler orders reads by that.

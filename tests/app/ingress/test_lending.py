@@ -16,9 +16,11 @@ from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.faults import Order, give
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from app.ingress.request import IngressRequest
+from app.ingress.tokenizer import WordCodec
+from policies.engine_model.blocks import block_hashes, salt_of
 from policies.request.stage import Stage
 from policies.routing.registry import prefill_policy
-from tests.app.ingress.rig import Rig, rig, until
+from tests.app.ingress.rig import VOCAB, Rig, rig, until
 from tests.app.ingress.test_with_sim import Sim
 
 HEAD, BLOCK = 1200, 16
@@ -46,8 +48,9 @@ class Cluster:
         assert isinstance(engine, SimEngine)
         return engine
 
-    async def ask(self, prompt: str) -> dict[str, Any]:
-        answer = await self.made.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4})
+    async def ask(self, prompt: str, **more: Any) -> dict[str, Any]:
+        body = {"prompt": prompt, "max_tokens": 4} | more
+        answer = await self.made.client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         return told
@@ -121,6 +124,25 @@ async def test_the_head_is_lent_and_the_rest_computed(cluster: Cluster) -> None:
     assert cluster.engine("p0").metrics().prefill_tokens - before["p0"] == 1
     # the same prompt, all of it in p1's cache or p0's, has the same answer
     assert (await cluster.ask(BORROWER))["choices"] == answer["choices"]
+
+
+async def test_a_head_is_lent_only_to_prompts_with_its_salt(cluster: Cluster) -> None:
+    index = cluster.made.router.dispatcher.state.prefix_index_of("p1")
+    assert index is not None
+    tokens = WordCodec(VOCAB).encode(BORROWER, True)
+    blocks = (len(tokens) - 1) // BLOCK  # the last token is always computed
+    sent = block_hashes(tokens[:-1], BLOCK, salt_of("mine"))
+
+    def cached(answer: dict[str, Any]) -> int:
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    # p1's turn: what p0 has computed without a salt is neither lent nor found
+    assert cached(await cluster.ask(BORROWER, cache_salt="mine")) == 0
+    await until(lambda: index.blocks_held("p1", sent) == blocks, "the salted blocks in the router's index")
+    # p0's turn, to which p1 lends
+    assert cached(await cluster.ask(BORROWER, cache_salt="mine")) == blocks * BLOCK
+    # p1's turn: it has the prompt with another salt only
+    assert cached(await cluster.ask(BORROWER, cache_salt="theirs")) == 0
 
 
 async def computed(cluster: Cluster, answer: dict[str, Any], request: IngressRequest | None) -> None:

@@ -18,7 +18,7 @@ from actors.engine.vllm.kv_events import KvEventFeed, Translator
 from actors.engine.vllm.launch import kv_events_config, remove_kv_sockets
 from benchmarks.live.servers import free_ports
 from policies.engine_model import blocks
-from policies.engine_model.blocks import Cleared, Removed, Stored, block_hashes
+from policies.engine_model.blocks import Cleared, Removed, Stored, block_hashes, salt_of
 
 
 @dataclass
@@ -63,7 +63,11 @@ def test_a_block_without_a_known_parent_is_left_out() -> None:
 @pytest.mark.parametrize(
     "named_otherwise",
     [
-        {"extra_keys": [("salt",), None]},
+        # an image, the digest of embeddings, a salt with an image, and keys of later blocks
+        {"extra_keys": [(("image", 0),), None]},
+        {"extra_keys": [(b"digest",), (b"digest",)]},
+        {"extra_keys": [("salt", ("image", 0)), None]},
+        {"extra_keys": [None, ("salt",)]},
         {"lora_name": "x"},
         {"medium": "CPU"},
         {"group_idx": 1},
@@ -77,6 +81,15 @@ def test_blocks_that_plain_tokens_do_not_name_or_that_lie_elsewhere_are_left_out
     feed.stored(Blocks([b"x", b"y"], None, [1, 2, 3, 4], **named_otherwise))
     feed.stored(Blocks([b"z"], b"y", [5, 6]))  # hangs on them
     assert feed.drain() == []
+
+
+def test_a_cache_salt_salts_the_chain_to_its_end() -> None:
+    feed = Translator()
+    feed.stored(Blocks([b"x", b"y"], None, [1, 2, 3, 4], extra_keys=[("mine",), None]))
+    feed.stored(Blocks([b"z"], b"y", [5, 6]))
+    salted = block_hashes([1, 2, 3, 4, 5, 6], 2, salt_of("mine"))
+    assert feed.drain() == [Stored(salted[:2]), Stored(salted[2:], salted[1])]
+    assert not set(salted) & set(CHAIN)
 
 
 def test_a_block_that_is_cached_twice_is_announced_once() -> None:
