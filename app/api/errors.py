@@ -1,7 +1,8 @@
 """The one exception of the HTTP API, and its JSON in OpenAI's shape.
 
 {"error": {"message", "type", "param", "code"}} with `type` by status: 4xx invalid_request_error (429
-rate_limit_error), 5xx server_error. Messages say what to change or when to come back.
+rate_limit_error, for the limits of an API key their names), 5xx server_error. Messages say what to change or when to
+come back.
 """
 
 import math
@@ -14,6 +15,7 @@ class ApiError(Exception):
 
     `param` names the field at fault, `code` is a short machine-readable word, `retry_after_s` becomes Retry-After and
     `allow` (the methods that a path takes, for 405) becomes Allow. With `close` the connection ends after the answer.
+    `kind` stands in place of the `type` that the status has, and `headers` are further ones.
     """
 
     def __init__(
@@ -26,6 +28,8 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
         allow: tuple[str, ...] = (),
         close: bool = False,
+        kind: str | None = None,
+        headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -35,12 +39,14 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.allow = allow
         self.close = close
+        self.kind = kind
+        self.more_headers = headers or []
 
     def body(self) -> bytes:
         """Returns the error as a JSON object."""
         error = {
             "message": self.message,
-            "type": _type_of(self.status),
+            "type": self.kind or _type_of(self.status),
             "param": self.param,
             "code": self.code,
         }
@@ -52,7 +58,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns the headers beside the content type; Retry-After is in whole seconds, rounded up."""
-        headers = []
+        headers = list(self.more_headers)
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
         if self.allow:

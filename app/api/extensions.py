@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 
-from app.api.errors import bad_request
+from app.api.errors import ApiError, bad_request
 from app.api.schema import ChatRequest, CompletionRequest, Slo
 from policies.record import record
 from policies.request.terms import Mode, Terms
@@ -40,12 +40,17 @@ class Defaults:
     """The operator's settings for what a request leaves open.
 
     `completion_tokens` is the max_tokens of a completion (16 at OpenAI), `timeout_s` the total time that a request may
-    take (None: no limit), and `class_slo` the latency targets of each class.
+    take (None: no limit), and `class_slo` the latency targets of each class. Of the request's API key come
+    `least_priority` (None: any), the most urgent priority that it may ask for and has at most if it asks for none, and
+    `tenant` and `weight`.
     """
 
     completion_tokens: int = 16
     timeout_s: float | None = None
     class_slo: Mapping[str, ClassSlo] = field(default_factory=dict)
+    least_priority: int | None = None
+    tenant: str = ""
+    weight: float = 1.0
 
 
 def terms_of(
@@ -57,9 +62,14 @@ def terms_of(
     """Makes the `Terms` of a request, once for its whole life.
 
     With `local` the prompt must be computed where the answer is generated. Raises `ApiError` 400 for a header that
-    cannot be read.
+    cannot be read, and 403 for a priority that the API key may not ask for.
     """
     priority, request_class = priority_of(request.priority, headers)
+    least = defaults.least_priority
+    if least is not None and priority < least:
+        if request.priority is not None or b"x-sluice-priority" in headers:
+            raise above_ceiling(least)
+        priority, request_class = least, class_of(least)
     ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
     of_class = defaults.class_slo.get(request_class, ClassSlo())
     return Terms(
@@ -72,6 +82,8 @@ def terms_of(
         mode=mode_of(headers),
         timeout_s=defaults.timeout_s,
         migrate=migrate_of(headers),
+        tenant=defaults.tenant,
+        weight=defaults.weight,
     )
 
 
@@ -85,7 +97,20 @@ def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[i
         value = 0 if raw is None else _priority_in(_text(raw, "x-sluice-priority").strip())
     if isinstance(value, str):
         return PRIORITY_OF_CLASS[value], value
-    return value, CLASSES[1 + (value > 0) - (value < 0)]
+    return value, class_of(value)
+
+
+def class_of(priority: int) -> str:
+    """Returns the class of a priority, by its sign."""
+    return CLASSES[1 + (priority > 0) - (priority < 0)]
+
+
+def above_ceiling(least: int) -> ApiError:
+    """Returns the 403 of a request that asks for more than its API key allows."""
+    message = (
+        f"This API key may ask for priorities of {least} and more (class {class_of(least)}), not for less."
+    )
+    return ApiError(403, message, param="priority", code="priority_not_allowed")
 
 
 def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, float | None]:

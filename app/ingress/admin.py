@@ -95,16 +95,23 @@ class AdminApi:
 
         self._connections.ask_router(what, body, answered)
 
+    def permits(self, request: Request) -> bool:
+        """Returns whether the request has an admin key."""
+        return self._has_one_of(self._accepted()[0], request)
+
     def require(self, request: Request) -> None:
         """Raises ApiError 401 unless the request has an admin key."""
         keys, where = self._accepted()
-        scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if scheme.lower() == b"bearer" else b""
-        known = [hmac.compare_digest(given, key.encode()) for key in keys]
-        if not any(known):
+        if not self._has_one_of(keys, request):
             raise ApiError(
                 401, f"Administration needs one of the admin keys as bearer token: {where}.", code="admin_key"
             )
+
+    def _has_one_of(self, keys: tuple[str, ...], request: Request) -> bool:
+        scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else b""
+        known = [hmac.compare_digest(given, key.encode()) for key in keys]
+        return any(known)
 
     def _accepted(self) -> tuple[tuple[str, ...], str]:
         """Returns the keys that give the right to administer, and where a person finds them."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
+from app.ingress.tenants.gate import Caller, Gate
 from app.ingress.tokenizer import TextCodec
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class IngressApp:
 
     `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
     `/sluice/status` shows `metrics_port`, this replica's own port. `key_file` has the admin key if `config` has none.
+    With a `gate`, requests need an API key; whoever made the gate starts and stops it.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class IngressApp:
         versions: dict[str, str],
         key_file: KeyFile | None = None,
         traces: "Traces | None" = None,
+        gate: Gate | None = None,
     ) -> None:
         self.config = config
+        self._gate = gate
         self.connections = connections
         self._intake = Intake(config, codec)
         self._intake_threads = IntakeThreads(config.tokenise_threads, config.max_tokenising_chars)
@@ -181,26 +185,44 @@ class IngressApp:
     # -------------------------------------------------------------------------------------------------- endpoints
 
     def _chat(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        caller = self._caller(request)
         started_s = self._admit()
-        plan = plan_chat(request.body, request.headers, self._defaults)
-        self._check(plan, request)
+        plan = plan_chat(request.body, request.headers, self._defaults_of(caller))
+        self._check(plan, request, caller)
         assert plan.request is not None
         size = len(request.body)
         if size <= self.config.offload_prompt_chars:
             plan.prompts = [self._intake.render(plan.request)]
             size = len(plan.prompts[0])
-        self._start(plan, size, reply, request_id, started_s)
+        self._start(plan, size, reply, request_id, started_s, caller)
 
     def _completion(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        caller = self._caller(request)
         started_s = self._admit()
-        plan = plan_completion(request.body, request.headers, self._defaults)
-        self._check(plan, request)
-        self._start(plan, sum(map(len, plan.prompts)), reply, request_id, started_s)
+        plan = plan_completion(request.body, request.headers, self._defaults_of(caller))
+        self._check(plan, request, caller)
+        self._start(plan, sum(map(len, plan.prompts)), reply, request_id, started_s, caller)
 
-    def _check(self, plan: Plan, request: Request) -> None:
+    def _caller(self, request: Request) -> Caller | None:
+        """Returns whose request for output it is, or None where API keys are off.
+
+        Raises ApiError 401 without a key that is accepted, and 429 if nothing more of the key fits.
+        """
+        if self._gate is None:
+            return None
+        caller = self._gate.caller(request, self._admin.permits)
+        self._gate.check(caller)
+        return caller
+
+    def _defaults_of(self, caller: Caller | None) -> Defaults:
+        return self._defaults if caller is None else caller.defaults
+
+    def _check(self, plan: Plan, request: Request, caller: Caller | None) -> None:
         self._intake.check(plan)
         if plan.terms.mode is not None:
             self._admin.require(request)
+        if caller is not None and self._gate is not None:
+            self._gate.prepare(caller, plan)
 
     def _admit(self) -> float:
         if self.draining:
@@ -211,8 +233,17 @@ class IngressApp:
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.connections.now_s()
 
-    def _start(self, plan: Plan, size: int, reply: Reply, request_id: RequestId, started_s: float) -> None:
-        """Begins the exchange of a plan: at once, or after a thread has prepared its prompts where they are long.
+    def _start(
+        self,
+        plan: Plan,
+        size: int,
+        reply: Reply,
+        request_id: RequestId,
+        started_s: float,
+        caller: Caller | None,
+    ) -> None:
+        """Begins the exchange of a plan: at once, or later where a thread prepares long prompts, or Redis is asked
+        whether they fit.
 
         `size` is in characters, ids, or bytes of a conversation that is not rendered yet.
         """
@@ -224,28 +255,55 @@ class IngressApp:
             self._intake.check_tools(self.connections.decoding_features())
         if size <= self.config.offload_prompt_chars:
             prompts = self._intake.prepare(plan, context)
-            self._open(plan, reply, request_id, started_s).begin(prompts)
+            if caller is None or self._gate is None:
+                self._open(plan, reply, request_id, started_s).begin(prompts)
+            elif self._gate.waits:
+                exchange = self._open(plan, reply, request_id, started_s)
+                self._later(exchange, self._admitted(exchange, prompts, caller))
+            else:
+                grant = self._gate.admit_here(caller, plan, prompts)
+                self._open(plan, reply, request_id, started_s).begin(prompts, grant)
         else:
             self._intake.check_lengths(plan, context)
             self._intake_threads.take(size)
             exchange = self._open(plan, reply, request_id, started_s)
-            task = self._loop.create_task(self._start_large(exchange, context, size))
-            self._preparing.add(task)
-            task.add_done_callback(self._preparing.discard)
+            self._later(exchange, self._prepared(exchange, context, size, caller))
 
-    async def _start_large(self, exchange: HttpExchange, context: int, size: int) -> None:
+    def _later(self, exchange: HttpExchange, begins: Coroutine[Any, Any, None]) -> None:
+        """Has an exchange begin when `begins` ends; an error of that is its answer."""
+
+        async def run() -> None:
+            try:
+                await begins
+            except ApiError as error:
+                exchange.fail(error)
+            except Exception:
+                log.exception("a request could not begin")
+                exchange.fail(ApiError(500, "Internal error; see the server's log."))
+
+        task = self._loop.create_task(run())
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _prepared(self, exchange: HttpExchange, context: int, size: int, caller: Caller | None) -> None:
         """Begins an exchange after a thread has prepared its prompts, unless its client leaves meanwhile."""
-        try:
-            prompts = await self._intake_threads.run(
-                size, partial(self._prepare_unless_closed, exchange, context)
-            )
-            if prompts is not None and not exchange.closed:
-                exchange.begin(prompts)
-        except ApiError as error:
-            exchange.fail(error)
-        except Exception:
-            log.exception("tokenising failed")
-            exchange.fail(ApiError(500, "Internal error; see the server's log."))
+        prompts = await self._intake_threads.run(
+            size, partial(self._prepare_unless_closed, exchange, context)
+        )
+        if prompts is not None:
+            await self._admitted(exchange, prompts, caller)
+
+    async def _admitted(self, exchange: HttpExchange, prompts: Prompts, caller: Caller | None) -> None:
+        """Begins an exchange if its API key has room for it, unless its client leaves meanwhile."""
+        if exchange.closed:
+            return
+        grant = None
+        if caller is not None and self._gate is not None:
+            grant = await self._gate.admit(caller, exchange.plan, prompts)
+        if not exchange.closed:
+            exchange.begin(prompts, grant)
+        elif grant is not None:
+            grant.unused()
 
     def _prepare_unless_closed(self, exchange: HttpExchange, context: int) -> Prompts | None:
         return None if exchange.closed else self._intake.prepare(exchange.plan, context)
@@ -266,17 +324,24 @@ class IngressApp:
         reply.respond(status, [JSON, (b"x-request-id", request_id.encode()), *(headers or [])], body)
 
     def _models(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        self._identify(request)
         self._json(
             reply, request_id, {"object": "list", "data": [self._card(n) for n in self.config.served_names]}
         )
 
     def _model(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        self._identify(request)
         name = request.path.removeprefix("/v1/models/")
         if name not in self.config.served_names:
             raise ApiError(
                 404, f"The model '{name}' is not served here.", param="model", code="model_not_found"
             )
         self._json(reply, request_id, self._card(name))
+
+    def _identify(self, request: Request) -> None:
+        """Raises ApiError 401 for a request without an API key, where there are any."""
+        if self._gate is not None:
+            self._gate.caller(request, self._admin.permits)
 
     def _card(self, name: str) -> dict[str, Any]:
         card = {"id": name, "object": "model", "created": self._created_s, "owned_by": "sluice"}
@@ -299,7 +364,9 @@ class IngressApp:
 
     def _status(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(
-            reply, request_id, status_of(self.connections, self.requests, self.transport, self.metrics_port)
+            reply,
+            request_id,
+            status_of(self.connections, self.requests, self.transport, self.metrics_port, self._gate),
         )
 
     # ------------------------------------------------------------------------------------------------------ ASGI

@@ -76,11 +76,28 @@ class IngressConfig:
     """Keys that give the right to administer; `app.ingress.admin` says what that includes, and which key there is
     without any.
     """
+    key_file: str = ""
+    """The file of the API keys, which `sluice key` writes. Without one, requests need no key and have no limits."""
+    quota_redis: str = field(default="", repr=False)
+    """URL of a Redis in which all ingress replicas count what keys use (redis://:PASSWORD@HOST:PORT/0). Without one
+    each replica enforces its share of each limit.
+    """
+    tenant_labels: Annotated[int, Whole(0, 10_000)] = 64
+    """Tenants that have series of their own in the metrics; the rest is `other`."""
+    usage_log: str = ""
+    """Folder for the usage log, of which bills can be made; without one there is none."""
+    usage_log_bytes: Annotated[int, Whole(4096)] = 64 * 2**20
+    """Bytes of a file of the usage log after which another one is begun."""
 
     def __post_init__(self) -> None:
         check(self, "ingress")
         if self.max_waiting_bytes < self.max_body_bytes:
             raise ValueError("ingress: max_waiting_bytes must be max_body_bytes at least")
+        if not self.key_file and (self.quota_redis or self.usage_log):
+            given = "quota_redis" if self.quota_redis else "usage_log"
+            raise ValueError(f"ingress: {given} needs key_file: without keys there are no tenants")
+        if self.quota_redis and not self.quota_redis.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("ingress: quota_redis must begin with redis://, rediss:// or unix://")
         if not self.served_names or not all(self.served_names):
             raise ValueError("ingress: served_names must hold at least one name")
         if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys):

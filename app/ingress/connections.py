@@ -515,11 +515,15 @@ class IngressConnections:
         if channel.silent:
             self.metrics.silent_peers.labels(kind).inc()
 
+    def ingresses(self) -> int:
+        """Returns the number of ingress replicas: those that are configured, or more if the router knows more."""
+        told = self.fleet_status.ingresses if self.fleet_status is not None else 0
+        return max(self.config.replicas, told)
+
     def _decide_here(self) -> None:
         """Opens this replica's own router, and tells it of every request."""
-        told = self.fleet_status.ingresses if self.fleet_status is not None else 0
         standby = AWAKE if self._standby is None else standby_of(self._standby)
-        self._local.open(self._reachable(), max(self.config.replicas, told), standby)
+        self._local.open(self._reachable(), self.ingresses(), standby)
         self._introduce()
 
     def _hand_over(self) -> None:

@@ -18,6 +18,7 @@ from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.intake import Prompts
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.request import IngressRequest, RequestSpec
+from app.ingress.tenants.gate import Grant, Used
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class HttpExchange:
     """
 
     __slots__ = (
-        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_id", "_kept", "_live", "_open",
-        "_pending", "_requests",
+        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_id", "_kept",
+        "_limits", "_live", "_open", "_pending", "_requests",
         "_started_s", "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
@@ -51,6 +52,9 @@ class HttpExchange:
         self.closed = False
         self._started_s = started_s
         self._first_s: float | None = None
+        # what an API key has granted, until it is settled
+        self._grant: Grant | None = None
+        self._limits: Headers = []
         self._live: list[IngressRequest] = []
         self._open = 0  # requests that have not finished
         self._pending: list[bytes] = []
@@ -72,9 +76,11 @@ class HttpExchange:
         )
         reply.on_gone = self._gone
 
-    def begin(self, prompts: Prompts) -> None:
-        """Starts one request per prompt."""
+    def begin(self, prompts: Prompts, grant: Grant | None = None) -> None:
+        """Starts one request per prompt. With a `grant` of an API key, the end settles it."""
         plan = self.plan
+        if grant is not None:
+            self._grant, self._limits = grant, grant.headers
         tokens, budgets, echoes = prompts
         self._tokens = tokens
         keep = not plan.stream
@@ -272,6 +278,39 @@ class HttpExchange:
             metrics.e2e.observe(requests.connections.now_s() - self._started_s, request_class)
         if logs.access.on:
             self._log(code)
+        if self._grant is not None:
+            self._settle(self._grant, code)
+
+    def _settle(self, grant: Grant, code: int) -> None:
+        """Gives back what an API key has granted and this exchange, which ends with `code`, has not used.
+
+        A prompt counts once it was sent to an engine, but a fault of the service costs only what has brought output.
+        """
+        self._grant = None
+        completion = sum(choice.tokens for choice in self._choices)
+        if code == 200:
+            prompt = sum(map(len, self._tokens))
+        elif code == CLIENT_CLOSED or completion:
+            # a prompt whose choices were split among several requests counts once
+            sent = {r.spec.first_choice: len(r.spec.tokens) for r in self._live if _was_sent(r)}
+            prompt = sum(sent.values())
+        else:
+            prompt = 0
+        grant.ended(
+            Used(
+                self.envelope.id,
+                self._client_request_id,
+                _path(self.plan),
+                self.envelope.model,
+                self.plan.terms.request_class,
+                code,
+                len(self._choices),
+                prompt,
+                min(prompt, sum(request.cached_tokens for request in self._live)),
+                completion,
+                self._requests.connections.now_s() - self._started_s,
+            )
+        )
 
     def _log(self, code: int) -> None:
         """Writes the access line of this exchange, which ends with `code`."""
@@ -293,12 +332,19 @@ class HttpExchange:
         )
 
     def _headers(self) -> Headers:
-        return [(b"x-request-id", self.request_id.encode())]
+        return [(b"x-request-id", self.request_id.encode()), *self._limits]
 
     def _usage(self) -> bytes:
         prompt = sum(map(len, self._tokens))
         completion = sum(choice.tokens for choice in self._choices)
         return usage_json(prompt, completion, sum(request.cached_tokens for request in self._live))
+
+
+def _was_sent(request: IngressRequest) -> bool:
+    """Returns whether an engine has got the request's prompt."""
+    return (
+        bool(request.output_tokens) or request.prefill_engine is not None or request.decode_engine is not None
+    )
 
 
 def _path(plan: Plan) -> str:

@@ -142,6 +142,45 @@ INGRESS: tuple[Metric, ...] = (
         "`dropped` (too many waited).",
         "result",
     ),
+    counter(
+        "sluice_tenant_requests_total",
+        "requests",
+        "Requests with an API key that were admitted and have ended, by tenant and status; code 499 is a client that "
+        "left. At most `tenant_labels` tenants have a name here, and the rest is `other`; `admin` are requests with an "
+        "admin key.",
+        "tenant", "code",
+    ),
+    counter(
+        "sluice_tenant_tokens_total",
+        "tokens",
+        "Tokens that counted against the limits of API keys, by tenant and kind: `prompt`, `completion`, and of the "
+        "prompts those from a prefix cache (`cached`).",
+        "tenant", "kind",
+    ),
+    counter(
+        "sluice_tenant_limited_total",
+        "requests",
+        "Requests that were refused because of a limit of their API key, by tenant and limit: `requests`, `tokens` or "
+        "`parallel`.",
+        "tenant", "limit",
+    ),
+    counter(
+        "sluice_key_file_loads_total",
+        "readings",
+        "Readings of the key file, by result: `ok`, or `failed` (the keys before it hold).",
+        "result",
+    ),
+    counter(
+        "sluice_quota_store_errors_total",
+        "calls",
+        "Calls to the Redis of the quotas that failed; this replica then enforces its share of the limits.",
+    ),
+    counter(
+        "sluice_usage_lines_total",
+        "lines",
+        "Lines of the usage log, by result: `written`, or `dropped` (the disk is slow, full or broken).",
+        "result",
+    ),
 )  # fmt: skip
 """Every metric that `IngressMetrics` holds."""
 
@@ -189,6 +228,12 @@ class IngressMetrics:
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
         self.traces = self._counter("sluice_traces_total")
+        self._tenant_requests = self._counter("sluice_tenant_requests_total")
+        self._tenant_tokens = self._counter("sluice_tenant_tokens_total")
+        self.tenant_limited = self._counter("sluice_tenant_limited_total")
+        self.key_file_loads = self._counter("sluice_key_file_loads_total")
+        self.quota_store_errors = self._counter("sluice_quota_store_errors_total")
+        self.usage_lines = self._counter("sluice_usage_lines_total")
 
     def bind(self, in_flight: Callable[[], float]) -> None:
         """Sets the source of `sluice_in_flight`; called once, when the application is put together."""
@@ -209,6 +254,13 @@ class IngressMetrics:
     def answered(self, code: int, request_class: str) -> None:
         """Counts one answered HTTP request; call exactly once per request."""
         self._requests.labels(str(code), request_class, self._model).inc()
+
+    def tenant_used(self, tenant: str, code: int, prompt: int, cached: int, completion: int) -> None:
+        """Counts an admitted request that has ended, and its tokens, for the label `tenant`."""
+        self._tenant_requests.labels(tenant, str(code)).inc()
+        for kind, tokens in (("prompt", prompt), ("cached", cached), ("completion", completion)):
+            if tokens:
+                self._tenant_tokens.labels(tenant, kind).inc(tokens)
 
     def listener_refused(self, reason: str) -> None:
         """Counts a request that was refused or dropped before it was complete."""

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.metrics_port import MetricsPort, metrics_ports
+from app.ingress.tenants.gate import Gate
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import finder
 
@@ -85,6 +87,8 @@ class IngressReplica:
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,
             "admin_keys": keys_of_environment(),
+            "key_file": os.environ.get("SLUICE_KEY_FILE", ""),
+            "quota_redis": os.environ.get("SLUICE_QUOTA_REDIS", ""),
             **group.options,
             "replica_id": me.id,
             "replicas": group.replicas or 1,
@@ -99,9 +103,19 @@ class IngressReplica:
         metrics = IngressMetrics(model.served_name)
         self._connections = IngressConnections(ingress, me, finder(router), metrics)
         self._traces = traces_of_environment(count_in(metrics), "sluice-ingress", me.id)
+        self._gate = Gate(ingress, metrics, self._connections.ingresses) if ingress.key_file else None
         self._app = IngressApp(
-            ingress, self._connections, codec_of(model), metrics, versions(), key_file, self._traces
+            ingress,
+            self._connections,
+            codec_of(model),
+            metrics,
+            versions(),
+            key_file,
+            self._traces,
+            self._gate,
         )
+        if self._gate is not None:
+            self._gate.start()
         await self._connections.start()
         _current.app = self._app
         self._metrics_port: MetricsPort | None = None
@@ -143,6 +157,9 @@ class IngressReplica:
         finally:
             if hasattr(self, "_connections"):
                 await self._connections.stop()  # router and engines learn what ends
+            if getattr(self, "_gate", None) is not None:
+                assert self._gate is not None
+                await self._gate.stop()
             if getattr(self, "_traces", None) is not None:
                 assert self._traces is not None
                 await asyncio.to_thread(self._traces.stop)

@@ -6,11 +6,16 @@ from typing import Any
 from app.fleet.status import quarantined_by_engine, shown_engine, shown_flow, shown_load, shown_sleep
 from app.ingress.connections import IngressConnections
 from app.ingress.open_requests import OpenRequests
+from app.ingress.tenants.gate import Gate
 from policies.request.stage import Stage
 
 
 def status_of(
-    connections: IngressConnections, requests: OpenRequests, transport: str, metrics_port: int | None
+    connections: IngressConnections,
+    requests: OpenRequests,
+    transport: str,
+    metrics_port: int | None,
+    gate: Gate | None,
 ) -> dict[str, Any]:
     """Returns the JSON object that the SDK reads. A figure that nobody has reported yet is null."""
     infos, report = connections.engines(), connections.fleet_status
@@ -34,6 +39,7 @@ def status_of(
             "policy": policy,
             "fallback": connections.decides_here(),
         },
+        **({"api_keys": gate.status()} if gate is not None else {}),
         "load": shown_load(report.load) if report and report.load and not here_decides else None,
         "engines": [shown_engine(info, statuses.get(info.id), held.get(info.id, [])) for info in infos],
         **({"flow": shown_flow(report.flows)} if report and report.flows and not here_decides else {}),

@@ -25,7 +25,8 @@ class Terms(NamedTuple):
     ("": none). With `local` the prefill must be computed where the answer is generated (for echoed prompt logprobs,
     say). `mode` fixes the choice between colocated and disaggregated; None leaves it to the policy. `timeout_s` is how
     long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit. With
-    `migrate` a request whose engine fails goes on at another engine even when it has output already.
+    `migrate` a request whose engine fails goes on at another engine even when it has output already. `tenant` is whose
+    request it is by its API key ("": keys are off), and `weight` that tenant's share against others.
     """
 
     priority: int = 0
@@ -37,6 +38,8 @@ class Terms(NamedTuple):
     mode: Mode | None = None
     timeout_s: float | None = None
     migrate: bool = True
+    tenant: str = ""
+    weight: float = 1.0
 
     def deadline_s(self, arrived_s: float) -> float:
         """Returns when the request must have ended, on the clock of `arrived_s`; infinity without a limit."""

@@ -18,6 +18,7 @@ KNOWN = {
     "profile": "measure engines and write the figures that policies need",
     "replay": "decide a journal of router, flow agent or autoscaler again and compare every decision",
     "simulate": "run a policy and a workload in the cluster simulator",
+    "key": "create, list, revoke and rotate the API keys of clients",
     "experiment": "send a load to a running server, change it meanwhile, measure, put back, compare",
 }
 """Commands of the server side with their help, which is listed even where the server is not installed."""

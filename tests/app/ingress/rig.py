@@ -29,6 +29,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
+from app.ingress.tenants.gate import Gate
 from app.ingress.tokenizer import TextCodec, WordCodec
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
@@ -267,7 +268,8 @@ async def rig(
 
     connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
     words = codec or WordCodec(VOCAB)
-    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces)
+    gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
+    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces, gate)
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
@@ -290,6 +292,8 @@ async def rig(
         for engine in engines:
             await engine.stop()
         await router.stop()
+        if gate is not None:
+            await gate.stop()
 
 
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:

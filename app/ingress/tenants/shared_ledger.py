@@ -1,0 +1,168 @@
+"""The accounts of all keys in a Redis that the ingress replicas share, so that their limits hold exactly over all.
+
+It is `ledger` with a share of 1, in scripts that Redis runs whole, one after another, on its own clock. Each account is
+a hash (what is spent of requests and tokens, and when that was so) and a sorted set of what is held, one member for
+each running request. A member expires, so a replica that dies gives back what its requests held.
+"""
+
+import itertools
+import secrets
+from typing import Any, NamedTuple
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from app.ingress.tenants.ledger import Limit, Limits, Meter, Meters, Need, Refusal
+
+TIMEOUT_S = 0.25
+"""Seconds for one call. ASSUMPTION: a Redis in the same data centre answers in a millisecond; each call delays a
+request, and after one that failed the replica enforces its own share."""
+KEPT_S = 86_400
+"""Seconds after its last use for which Redis keeps an account. ASSUMPTION: long enough for any debt to drain."""
+
+_LIMITS: tuple[Limit, ...] = ("requests", "tokens", "parallel")
+
+_COMMON = """
+local now = tonumber(ARGV[1])
+if not now then
+  local t = redis.call('TIME')
+  now = t[1] + t[2] / 1e6
+end
+local function spent(name, per_min)
+  local v = redis.call('HMGET', KEYS[1], name, name .. '_at')
+  local s, at = tonumber(v[1]) or 0, tonumber(v[2]) or now
+  if now > at then s = math.max(0, s - (now - at) * per_min / 60) end
+  return s
+end
+local function spend(name, amount)
+  redis.call('HSET', KEYS[1], name, string.format('%.17g', amount), name .. '_at', string.format('%.17g', now))
+  redis.call('EXPIRE', KEYS[1], KEPT)
+end
+""".replace("KEPT", str(KEPT_S))
+
+_RESERVE = (
+    _COMMON
+    + """
+local rpm, tpm, parallel = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local sequences, tokens, member, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+local running, held = 0, 0
+for _, m in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  local s, t = string.match(m, ':(%d+):(%d+)$')
+  running, held = running + s, held + t
+end
+local rs, ts = 0, 0
+if rpm then rs = spent('requests', rpm) end
+if tpm then ts = spent('tokens', tpm) end
+local refused, used, wait = 0, 0, 0
+if parallel and running + sequences > parallel then
+  refused, used, wait = 3, running, 1
+  if sequences > parallel then wait = -1 end
+elseif rpm and rs + 1 - rpm > 1e-6 then
+  refused, used, wait = 1, math.ceil(rs), math.max(0.001, math.min(rs + 1 - rpm, rs) * 60 / rpm)
+elseif tpm and tokens > tpm then
+  refused, used, wait = 2, math.ceil(ts) + held, -1
+elseif tpm and ts + held + tokens - tpm > 1e-6 then
+  refused, used = 2, math.ceil(ts) + held
+  wait = math.max(0.001, math.min(ts + held + tokens - tpm, ts) * 60 / tpm)
+else
+  if rpm then
+    rs = rs + 1
+    spend('requests', rs)
+  end
+  redis.call('ZADD', KEYS[2], now + ttl, member)
+  redis.call('EXPIRE', KEYS[2], ttl + 60)
+  held = held + tokens
+end
+return {refused, used, string.format('%.6f', wait), string.format('%.6f', rs), string.format('%.6f', ts), held}
+"""
+)
+
+_SETTLE = (
+    _COMMON
+    + """
+redis.call('ZREM', KEYS[2], ARGV[3])
+local tpm = tonumber(ARGV[2])
+if tpm then spend('tokens', spent('tokens', tpm) + tonumber(ARGV[4])) end
+return 0
+"""
+)
+
+
+class StoreDownError(Exception):
+    """Redis does not answer, or not as it should."""
+
+
+class SharedReservation(NamedTuple):
+    """What a request holds of its key in Redis until it is settled."""
+
+    key_id: str
+    limits: Limits
+    member: str
+
+
+class SharedLedger:
+    """The accounts in the Redis at `url`. A reservation that is not settled ends after `most_s`, in seconds."""
+
+    def __init__(self, url: str, most_s: float) -> None:
+        self._redis: Any = redis.asyncio.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, health_check_interval=30
+        )
+        self._most_s = round(most_s)
+        self._reserve = self._redis.register_script(_RESERVE)
+        self._settle = self._redis.register_script(_SETTLE)
+        self._me, self._numbers = secrets.token_hex(6), itertools.count()
+
+    async def reserve(
+        self, key_id: str, limits: Limits, need: Need, now_s: float | None = None
+    ) -> tuple[SharedReservation | Refusal, Meters]:
+        """Holds what a request may use, or returns why it does not fit, with the states of the limits afterwards.
+
+        `now_s` stands for Redis's clock. Raises StoreDownError.
+        """
+        member = f"{self._me}-{next(self._numbers)}:{need.sequences}:{need.tokens}"
+        given = [
+            *(_number(value) for value in (now_s, limits.requests_per_min, limits.tokens_per_min, limits.parallel)),
+            need.sequences, need.tokens, member, self._most_s,
+        ]  # fmt: skip
+        refused, used, wait, *state = await self._call(self._reserve, key_id, given)
+        meters = _meters(limits, *(float(value) for value in state))
+        if not refused:
+            return SharedReservation(key_id, limits, member), meters
+        limit = _LIMITS[refused - 1]
+        most = getattr(limits, limit if limit == "parallel" else f"{limit}_per_min")
+        asked = {"requests": 1, "tokens": need.tokens, "parallel": need.sequences}[limit]
+        wait_s = float(wait)
+        return Refusal(limit, most, used, asked, None if wait_s < 0 else wait_s), meters
+
+    async def settle(self, held: SharedReservation, used_tokens: int, now_s: float | None = None) -> None:
+        """Ends a reservation, of which `used_tokens` were used. Raises StoreDownError."""
+        given = [_number(now_s), _number(held.limits.tokens_per_min), held.member, used_tokens]
+        await self._call(self._settle, held.key_id, given)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()
+
+    async def _call(self, script: Any, key_id: str, given: list[Any]) -> Any:
+        # the braces keep both keys on one node of a cluster
+        keys = [f"sluice:quota:{{{key_id}}}", f"sluice:quota:{{{key_id}}}:held"]
+        try:
+            return await script(keys=keys, args=given)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreDownError(f"{type(error).__name__}: {error}") from error
+
+
+def _number(value: float | None) -> float | str:
+    """Returns a number for a script, which takes "" as none."""
+    return "" if value is None else value
+
+
+def _meters(limits: Limits, requests: float, tokens: float, held: float) -> Meters:
+    return Meters(_meter(limits.requests_per_min, requests, 0.0), _meter(limits.tokens_per_min, tokens, held))
+
+
+def _meter(limit: int | None, spent: float, held: float) -> Meter | None:
+    if limit is None:
+        return None
+    return Meter(limit, max(0, int(limit - spent - held + 1e-6)), spent * 60.0 / limit)
