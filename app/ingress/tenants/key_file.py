@@ -42,7 +42,8 @@ class Stamp(NamedTuple):
 def read(path: Path) -> tuple[Keys, Stamp]:
     """Returns the content of the file and the state of the file that had it. Raises KeyFileError."""
     try:
-        with open(path, "rb") as file:
+        # a pipe would otherwise be waited for
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             before = os.fstat(file.fileno())
             _check_mode(path, before)
             data = file.read(MAX_BYTES + 1)

@@ -10,6 +10,8 @@ import secrets
 from typing import Any, NamedTuple
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from app.ingress.tenants.ledger import Limit, Limits, Meter, Meters, Need, Refusal
@@ -105,8 +107,10 @@ class SharedLedger:
     """The accounts in the Redis at `url`. A reservation that is not settled ends after `most_s`, in seconds."""
 
     def __init__(self, url: str, most_s: float) -> None:
+        # the client would try three times by default, and a reservation that Redis made may not be made again
+        once = Retry(NoBackoff(), 0)
         self._redis: Any = redis.asyncio.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, health_check_interval=30
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=once
         )
         self._most_s = round(most_s)
         self._reserve = self._redis.register_script(_RESERVE)
