@@ -330,9 +330,23 @@ class SleepStatus(Result):
     reason: str | None = None
 
 
+class ApiKeysStatus(Result):
+    """The API keys of clients: their number and that of their tenants.
+
+    `limits` is `shared` where a Redis counts for all ingresses together, and `share` where each of `ingresses` enforces
+    its share of every limit. `detail` says what is wrong.
+    """
+
+    keys: int | None = None
+    tenants: int | None = None
+    limits: str | None = None
+    ingresses: int | None = None
+    detail: str | None = None
+
+
 class Status(Result):
     """The answer of GET /sluice/status. Every field but `ready` may be missing; `flow` is where KV transfers are not
-    scheduled, and `sleep` where no engines may sleep.
+    scheduled, `sleep` where no engines may sleep, and `api_keys` where requests need no key.
     """
 
     ready: bool
@@ -341,6 +355,7 @@ class Status(Result):
     load: FleetLoad | None = None
     flow: FlowStatus | None = None
     sleep: SleepStatus | None = None
+    api_keys: ApiKeysStatus | None = None
     engines: list[EngineStatus] = Field(default_factory=list)
     requests: RequestCounts | None = None
     leases: int | None = None

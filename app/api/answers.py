@@ -311,9 +311,22 @@ class StatusSleep(TypedDict):
     reason: str | None
 
 
+class StatusApiKeys(TypedDict):
+    """The API keys of clients. Their limits are "shared" among the ingresses by a Redis, or each of `ingresses` enforces
+    its "share". `detail` says what is wrong.
+    """
+
+    keys: int
+    tenants: int
+    limits: Literal["shared", "share"]
+    ingresses: int
+    detail: NotRequired[str]
+
+
 class Status(TypedDict):
     """The fleet as this replica and the router's last report know it; `detail` says why the replica is not ready.
-    `load` is null while no router reports it, and `sleep` is there where engines may sleep.
+    `load` is null while no router reports it, `sleep` is there where engines may sleep, and `api_keys` where requests
+    need a key.
     """
 
     ready: bool
@@ -322,6 +335,7 @@ class Status(TypedDict):
     transport: Literal["fast", "plain"]
     sleep: NotRequired[StatusSleep]
     router: StatusRouter
+    api_keys: NotRequired[StatusApiKeys]
     load: StatusLoad | None
     engines: list[StatusEngine]
     requests: StatusRequests

@@ -27,12 +27,13 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
-    401: "An admin key is needed and none of the server's was sent.",
+    401: "A key is needed and none that the server accepts was sent.",
+    403: "The API key may not ask for this priority.",
     404: "No such path, model, policy, engine or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
     409: "This cannot be done now; the message says why, and what to do first.",
     413: "The body is larger than the server reads.",
-    429: "Too many requests are under way, or the queue is full.",
+    429: "A limit of the API key is reached, too many requests are under way, or the queue is full.",
     431: "The headers are longer than the server reads.",
     500: "A fault of the server; its log says more.",
     502: "Engines failed before the first token, and retries are used up.",
@@ -99,7 +100,12 @@ def document(served_names: tuple[str, ...], version: str) -> Json:
                     "type": "http",
                     "scheme": "bearer",
                     "description": "One of the server's admin keys; docs/operations.md says where they are.",
-                }
+                },
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key that the operator has made with `sluice key`, where there are any.",
+                },
             },
         },
     }
@@ -161,10 +167,10 @@ def _paths() -> Json:
     return {
         "/v1/chat/completions": {"post": _output("chat", "Answer a conversation", "Chat")},
         "/v1/completions": {"post": _output("complete", "Continue prompts", "")},
-        "/v1/models": {"get": _get("Output", "listModels", "List the served names", "ModelList")},
+        "/v1/models": {"get": _get("Output", "listModels", "List the served names", "ModelList", 401)},
         "/v1/models/{model}": {
             "parameters": [model],
-            "get": _get("Output", "getModel", "Show one served name", "Model", 404),
+            "get": _get("Output", "getModel", "Show one served name", "Model", 401, 404),
         },
         "/health": {
             "get": _get("Operation", "health", "Can requests be served? (a short name)", "Ready", 503)
@@ -246,10 +252,12 @@ def _output(operation: str, summary: str, prefix: str) -> Json:
         "summary": summary,
         "description": "With `stream` the answer is `text/event-stream`.",
         "parameters": [_REQUEST_ID, *_EXTENSION_HEADERS],
+        # the empty one: a server without a key file needs no key
+        "security": [{}, {"apiKey": []}, {"adminKey": []}],
         "requestBody": _body(f"{prefix or 'Completion'}Request", _EXAMPLES[prefix]),
         "responses": {
             "200": {"description": "The answer.", "headers": _answer_headers(), "content": content},
-            **_errors(400, 401, 404, 413, 429, 431, 500, 502, 503, 504),
+            **_errors(400, 401, 403, 404, 413, 429, 431, 500, 502, 503, 504),
         },
     }
 

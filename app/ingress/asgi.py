@@ -295,8 +295,6 @@ class IngressApp:
 
     async def _admitted(self, exchange: HttpExchange, prompts: Prompts, caller: Caller | None) -> None:
         """Begins an exchange if its API key has room for it, unless its client leaves meanwhile."""
-        if exchange.closed:
-            return
         grant = None
         if caller is not None and self._gate is not None:
             grant = await self._gate.admit(caller, exchange.plan, prompts)

@@ -10,6 +10,7 @@ import time
 from sluice import ConnectionFailedError, RequestTimeoutError, Sluice, SluiceError
 from sluice._version import __version__
 from sluice.types import (
+    ApiKeysStatus,
     EngineStatus,
     FleetLoad,
     FlowAgent,
@@ -104,12 +105,23 @@ def render_status(status: Status) -> str:
     if status.sleep is not None:
         why = status.sleep.reason
         lines.append(f"engines   {status.sleep.phase}{f' ({why})' if why else ''}")
+    if status.api_keys is not None:
+        lines.append(f"api keys  {_api_keys(status.api_keys)}")
     header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
     rows = [_engine_row(engine) for engine in status.engines]
     shown = [*lines, "", table(header, rows) if rows else "no engines"]
     held = [(engine.id, quarantine) for engine in status.engines for quarantine in engine.quarantine or ()]
     shown += ([""] if held else []) + [_quarantine(*one) for one in held]
     return "\n".join(shown + (_flow(status.flow) if status.flow is not None else []))
+
+
+def _api_keys(keys: ApiKeysStatus) -> str:
+    """Returns the number of keys, and who enforces their limits."""
+    limits = "limits are counted for all ingresses together"
+    if keys.limits == "share":
+        limits = f"each of {_cell(keys.ingresses)} ingresses enforces its share of the limits"
+    detail = f" ({keys.detail})" if keys.detail else ""
+    return f"{_cell(keys.keys)} of {_cell(keys.tenants)} tenants; {limits}{detail}"
 
 
 def _load(load: FleetLoad | None) -> str:

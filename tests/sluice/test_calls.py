@@ -308,6 +308,15 @@ def test_retries_end(server: ContractServer, driver: Driver) -> None:
     assert (caught.value.reason, caught.value.retry_after_s) == ("queue_full", 0.0)
 
 
+def test_what_will_never_be_admitted_is_not_sent_again(server: ContractServer, driver: Driver) -> None:
+    refusal = api_error("Request too large", code="rate_limit_exceeded")
+    server.on(CHAT, answers(429, refusal, x_should_retry="false"))
+    with pytest.raises(sluice.RateLimitedError) as caught:
+        driver.call(server.url, "chat", "x", settings=RETRY)
+    assert not caught.value.retryable
+    assert len(server.requests) == 1
+
+
 def test_a_long_retry_after_is_the_caller_s_to_wait_for(server: ContractServer, driver: Driver) -> None:
     server.on(CHAT, answers(429, api_error("quota"), retry_after="3600"))
     with pytest.raises(sluice.RateLimitedError) as caught:

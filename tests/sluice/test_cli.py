@@ -285,6 +285,28 @@ def test_status_shows_the_flow_agents_where_there_are_some(server: ContractServe
     ]
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (
+            {"limits": "share", "ingresses": 4},
+            "12 of 3 tenants; each of 4 ingresses enforces its share of the limits",
+        ),
+        (
+            {"limits": "shared", "ingresses": 4, "detail": "it is late"},
+            "12 of 3 tenants; limits are counted for all ingresses together (it is late)",
+        ),
+    ],
+)
+def test_status_says_who_enforces_the_limits_of_keys(
+    server: ContractServer, capsys: Captured, told: dict[str, object], shown: str
+) -> None:
+    status = {"ready": True, "api_keys": {"keys": 12, "tenants": 3, **told}}
+    server.on("GET /sluice/status", answers(200, status))
+    assert main(["status"]) == 0
+    assert f"api keys  {shown}\n" in capsys.readouterr().out
+
+
 def test_a_server_that_is_not_ready_has_its_own_exit_code(server: ContractServer, capsys: Captured) -> None:
     server.on("GET /sluice/status", answers(200, {"ready": False}))
     assert main(["status"]) == 6

@@ -1,4 +1,4 @@
-"""What a client is told of its key: OpenAI's errors and its `x-ratelimit-*` headers."""
+"""Answers about a client's key: OpenAI's errors and its `x-ratelimit-*` headers."""
 
 import math
 

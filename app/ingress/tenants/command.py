@@ -129,7 +129,7 @@ def _list(args: argparse.Namespace) -> int:
         for key in keys.keys:
             print(key.model_dump_json(exclude={"secrets"}))
         return 0
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("ID", "TENANT", "CEILING", "WEIGHT", "REQUESTS/MIN", "TOKENS/MIN", "PARALLEL", "EXPIRES", "NOTE")
     ]
     rows += [_row(key) for key in keys.keys]

@@ -46,7 +46,7 @@ SETTLE_MARGIN_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Who asks. `defaults` have the terms that the key gives to its requests; `label` is that of metrics."""
+    """The sender of a request, by its key. `defaults` have the terms that the key gives to its requests; `label` is that of metrics."""
 
     key_id: str
     tenant: str
@@ -60,7 +60,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a request has used, and how it ended."""
+    """The tokens that a request has used, and how it ended."""
 
     request_id: str
     client_id: str
@@ -76,7 +76,7 @@ class Used:
 
 
 class Grant:
-    """What an admitted request holds of its key until `ended`. `headers` tell the client of the limits."""
+    """The part of a key's limits that an admitted request holds until `ended`. `headers` tell the client of the limits."""
 
     __slots__ = ("_gate", "_held", "caller", "headers")
 

@@ -32,7 +32,7 @@ class KeyFileError(OSError):
 
 
 class Stamp(NamedTuple):
-    """What identifies one state of a file."""
+    """The identity of one state of a file."""
 
     inode: int
     modified_ns: int
@@ -155,7 +155,7 @@ class Watch:
             await asyncio.sleep(WATCH_S)
             try:
                 await self.look()
-            except Exception:  # a bug; a later change must still be seen
+            except Exception:  # a bug: the watch goes on
                 log.exception("the key file could not be looked at")
 
 

@@ -1,4 +1,5 @@
-"""What each key has used of its limits in one process: requests and tokens a minute, and parallel sequences. Pure.
+"""The use that each key makes of its limits, in one process: requests and tokens a minute, and parallel sequences.
+Pure.
 
 A limit of L a minute is a bucket that drains at L / 60 a second and holds L (a leaky bucket as a meter):
 
@@ -36,7 +37,7 @@ class Limits:
 
 @record
 class Need:
-    """What one HTTP request may use: its sequences, and the tokens of its prompts and of the longest answers."""
+    """The most that one HTTP request may use: its sequences, and the tokens of its prompts and of the longest answers."""
 
     sequences: int
     tokens: int
@@ -53,7 +54,7 @@ class Refusal(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """The state of one limit as a client is told it: what is left, and the seconds until nothing is spent."""
+    """The state of one limit for the client: what is left, and the seconds until nothing is spent."""
 
     limit: int
     left: int
@@ -95,7 +96,7 @@ class Account:
 
 
 class Reservation(NamedTuple):
-    """What a request holds of its key until it is settled."""
+    """The part of a key's limits that a request holds until it is settled."""
 
     key_id: str
     limits: Limits

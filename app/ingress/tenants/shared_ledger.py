@@ -96,7 +96,7 @@ class StoreDownError(Exception):
 
 
 class SharedReservation(NamedTuple):
-    """What a request holds of its key in Redis until it is settled."""
+    """The part of a key's limits that a request holds in Redis until it is settled."""
 
     key_id: str
     limits: Limits

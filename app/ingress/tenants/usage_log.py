@@ -32,7 +32,7 @@ STOP_S = 5.0
 class UsageLog:
     """The log of one process, in `folder`. The constructor raises OSError if the folder cannot be made.
 
-    `count(result, lines)` is told of lines that were "written" or "dropped", from any thread.
+    `count(result, lines)` learns of lines that were "written" or "dropped", from any thread.
     """
 
     def __init__(

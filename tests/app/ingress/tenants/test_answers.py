@@ -1,4 +1,4 @@
-"""What clients are told: durations as OpenAI writes them, and labels of metrics."""
+"""Durations as OpenAI writes them, headers and errors of limits, and labels of metrics."""
 
 import pytest
 

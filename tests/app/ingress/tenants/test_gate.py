@@ -225,7 +225,7 @@ async def test_the_official_client_understands_the_errors(keys: KeyFile, opened:
 
 
 def account(made: Rig, key_id: str) -> tuple[int, int, float]:
-    """What the key holds: tokens, sequences; and the tokens that it has spent, before any have drained."""
+    """Returns the tokens and the sequences that a key holds, and the tokens that it had spent at the last settlement."""
     assert made.app._gate is not None
     found = made.app._gate._ledger.account(key_id)
     assert found is not None

@@ -127,7 +127,7 @@ def test_accounts_of_revoked_keys_go_once_nothing_runs() -> None:
 
 @dataclass
 class Spending:
-    """What was granted at which time, as the tests keep it."""
+    """Amounts of one key with their times, as the test keeps them."""
 
     at_s: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
