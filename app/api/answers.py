@@ -312,8 +312,8 @@ class StatusSleep(TypedDict):
 
 
 class StatusApiKeys(TypedDict):
-    """The API keys of clients. Their limits are "shared" among the ingresses by a Redis, or each of `ingresses` enforces
-    its "share". `detail` says what is wrong.
+    """The API keys of clients. Their limits are "shared" by the ingresses through a Redis, or each of `ingresses`
+    enforces its "share". `detail` says what is wrong.
     """
 
     keys: int

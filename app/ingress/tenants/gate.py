@@ -46,7 +46,9 @@ SETTLE_MARGIN_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """The sender of a request, by its key. `defaults` have the terms that the key gives to its requests; `label` is that of metrics."""
+    """The sender of a request, by its key. `defaults` have the terms that the key gives to its requests; `label` is
+    that of metrics.
+    """
 
     key_id: str
     tenant: str
@@ -76,7 +78,9 @@ class Used:
 
 
 class Grant:
-    """The part of a key's limits that an admitted request holds until `ended`. `headers` tell the client of the limits."""
+    """The part of a key's limits that an admitted request holds until `ended`. `headers` tell the client of the
+    limits.
+    """
 
     __slots__ = ("_gate", "_held", "caller", "headers")
 
@@ -126,6 +130,8 @@ class Gate:
                 Path(config.usage_log), config.replica_id, config.usage_log_bytes, _count_in(metrics)
             )
         self._callers: dict[str, Caller] = {}
+        # those of callers before the last change of the file
+        self._answer_tokens: dict[str, float] = {}
         self._admin = Caller(
             "admin", "admin", Limits(), False, replace(self._defaults, tenant="admin"), "admin"
         )
@@ -270,18 +276,26 @@ class Gate:
             defaults = replace(
                 self._defaults, least_priority=key.least_priority, tenant=key.tenant, weight=key.weight
             )
-            limits = Limits(key.requests_per_min, key.tokens_per_min, key.parallel)
             caller = self._callers[key.id] = Caller(
-                key.id, key.tenant, limits, key.shares_cache, defaults, self._labels.of(key.tenant)
+                key.id,
+                key.tenant,
+                Limits(key.requests_per_min, key.tokens_per_min, key.parallel),
+                key.shares_cache,
+                defaults,
+                self._labels.of(key.tenant),
+                self._answer_tokens.get(key.id, FIRST_ANSWER_TOKENS),
             )
         return caller
 
     def _take(self, book: KeyBook) -> None:
         """Uses another content of the key file. Requests under way go on, and the accounts stay."""
         self._book, self._file_error = book, None
+        self._answer_tokens |= {caller.key_id: caller.answer_tokens for caller in self._callers.values()}
+        known = {key.id for key in book.content.keys}
+        self._answer_tokens = {k: mean for k, mean in self._answer_tokens.items() if k in known}
         self._callers.clear()
         self._labels.learn(book.tenants)
-        self._ledger.forget({key.id for key in book.content.keys} | {"admin"})
+        self._ledger.forget(known | {"admin"})
         self._metrics.key_file_loads.labels("ok").inc()
 
     def _kept(self, message: str) -> None:

@@ -37,7 +37,7 @@ class Limits:
 
 @record
 class Need:
-    """The most that one HTTP request may use: its sequences, and the tokens of its prompts and of the longest answers."""
+    """The most that one HTTP request may use: its sequences, and the tokens of its prompts and longest answers."""
 
     sequences: int
     tokens: int

@@ -225,7 +225,7 @@ async def test_the_official_client_understands_the_errors(keys: KeyFile, opened:
 
 
 def account(made: Rig, key_id: str) -> tuple[int, int, float]:
-    """Returns the tokens and the sequences that a key holds, and the tokens that it had spent at the last settlement."""
+    """Returns the tokens and the sequences that a key holds, and the tokens that were spent at the last settlement."""
     assert made.app._gate is not None
     found = made.app._gate._ledger.account(key_id)
     assert found is not None
@@ -318,6 +318,40 @@ async def test_long_prompts_are_counted_too(keys: KeyFile, opened: Opened) -> No
         refused = await ask(made, secret, prompt=long)
         assert (refused.status_code, error_of(refused)["type"]) == (429, "tokens")
         assert account(made, "k1")[:2] == (0, 0)
+
+
+async def test_without_max_tokens_an_answer_is_held_to_be_as_long_as_those_before(
+    keys: KeyFile, opened: Opened
+) -> None:
+    secret = keys.add(id="k1", tokens_per_min=10**6)
+    async with opened({"auto": False}) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        chat = {"messages": [{"role": "user", "content": "hello"}]}
+
+        async def held(of: int, output: int) -> int:
+            """Returns the tokens that the request holds for its answer, which then has `output` tokens."""
+            url = "/v1/chat/completions"
+            asked = asyncio.create_task(made.client.post(url, json=chat, headers=bearer(secret)))
+            await until(lambda: len(p.of(wire.Prefill)) == of, "a prefill")
+            work = p.of(wire.Prefill)[-1]
+            tokens = account(made, "k1")[0] - len(work.tokens)
+            p.finish_prefill(work.attempt_id)
+            await until(lambda: len(d.of(wire.Decode)) == of, "a decode")
+            d.admit(work.attempt_id)
+            for i in range(output):
+                d.token(work.attempt_id, finish="stop" if i == output - 1 else None)
+            assert (await asked).status_code == 200
+            assert account(made, "k1")[:2] == (0, 0)
+            return tokens
+
+        assert await held(1, 12) == 512
+        # 512 + 0.1 x (12 - 512)
+        assert await held(2, 12) == 462
+        keys.add("another")
+        assert made.app._gate is not None
+        await made.app._gate._watch.look()
+        # 462 + 0.1 x (12 - 462): a change of the file forgets nothing
+        assert await held(3, 1) == 417
 
 
 async def test_each_replica_enforces_its_share(keys: KeyFile, opened: Opened) -> None:
