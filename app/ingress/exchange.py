@@ -324,6 +324,7 @@ class HttpExchange:
             trace_id="" if self._kept is None else self._kept.trace_id,
             model=self.envelope.model,
             request_class=plan.terms.request_class,
+            tenant=plan.terms.tenant or None,
             stream=plan.stream,
             input_tokens=sum(map(len, self._tokens)),
             output_tokens=sum(choice.tokens for choice in self._choices),
