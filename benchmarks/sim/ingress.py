@@ -422,6 +422,7 @@ class Ingress:
             block_tokens=self.block_tokens if request.hashes else 0,
             predicted_tokens=self.router.predicted(request, now_s),
             waits_since_s=request.waits_since_s,
+            again=request.attempts > 0,
         )
         self.router.feed(ev.Arrived(now_s, asked))
 
