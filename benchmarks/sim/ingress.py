@@ -331,6 +331,7 @@ class SimRequest(Life):
 
     def failed(self, failure: Failure) -> None:
         self.record.rejected = failure.code
+        self.record.rejected_s = self._ingress.kernel.now_s
         self._ingress.router.ended(self)
 
 

@@ -1,8 +1,8 @@
 """Service rates of the workers, measured from what they have done, never from what they were expected to do.
 
 `Rates.look` is called at the dispatcher's ticks. It compares the totals of each worker's work (`Work`) with those of
-the look before. A rate is a sum of seconds over a sum of work; both fade with a half-life of `HALF_LIFE_S`, and only while
-there is work, so that an idle worker keeps the rates that it had.
+the look before. A rate is a sum of seconds over a sum of work; both fade with a half-life of `HALF_LIFE_S`, and only
+while there is work, so that an idle worker keeps the rates that it had.
 
     prompt_token_s    seconds with a prompt in work / tokens of the prompts computed   cached tokens count as computed,
                                                                                        so hits make a worker faster
