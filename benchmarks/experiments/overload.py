@@ -158,7 +158,8 @@ def run_one(config: Config, seed: int) -> Metrics:
         "goodput_per_s": sum(meets_slo(r) for r in records) / config["measure_s"],
         "finished_per_s": sum(r.finished_s is not None for r in records) / config["measure_s"],
         "refused_share": sum(r.rejected is not None for r in records) / max(1, len(records)),
-        "late_share": sum(r.finished_s is not None and not meets_slo(r) for r in records) / max(1, len(records)),
+        "late_share": sum(r.finished_s is not None and not meets_slo(r) for r in records)
+        / max(1, len(records)),
         "throughput_tok_s": result.steps.tokens / result.duration_s,
     }
     for name, (_, _, slo) in CLASSES.items():
@@ -217,7 +218,9 @@ def compare(results: Results) -> list[Row]:
                 if load > 1.25 and results.measured(name, metric):
                     seen_s = results.mean(name, metric)
                     met = seen_s <= AT_MOST_S
-                    rows.append(Row(f"{cell}, load {load:g}: {what}", None, seen_s, "s", None, "<= 0.05", met))
+                    rows.append(
+                        Row(f"{cell}, load {load:g}: {what}", None, seen_s, "s", None, "<= 0.05", met)
+                    )
     return rows
 
 

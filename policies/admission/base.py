@@ -60,12 +60,13 @@ class Case:
 class PrefillTier:
     """The prefill workers together. They compute `tokens_per_s` prompt tokens, `worker_tokens_per_s` each, and have
     `backlog_tokens` left to compute of the prompts that they were sent. A prompt counts as `standing.PROMPT_TOKENS`
-    tokens more than it has.
+    tokens more than it has. The worker that has least left to compute has it for `least_backlog_s`.
     """
 
     tokens_per_s: float
     worker_tokens_per_s: float
     backlog_tokens: float
+    least_backlog_s: float = 0.0
 
 
 @record

@@ -18,12 +18,13 @@ A term of which nothing was measured yet counts as 0: what it takes shows when t
 
 A request is judged again when it has its turn, and while it waits in the pool: what cannot make its objective any more
 is shed, before more is spent on it. A request that would wait in the pool for longer than `hold_s` with its prompt
-computed is held in the queue, so that the pressure of decode reaches the queue before a prefill is spent.
+computed is held in the queue, so that the pressure of decode reaches the queue before a prefill is spent. So is one
+that would wait for longer than `ahead_s` inside its prefill engine, where nothing more urgent could overtake it.
 
 A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
 get before it:
 
-    (1 + margin) * (token_s + token_per_sequence_s * sequences more on each worker) <= tpot_slo_s
+    (1 + tpot_margin) * (token_s + token_per_sequence_s * sequences more on each worker) <= tpot_slo_s
 
 Requests without objectives and committed ones (`base.Case`) are held, and never refused. Adaptive LIFO, by which the
 newest goes first while the oldest is late, is the dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM
@@ -34,7 +35,7 @@ Not claimed: fairness between tenants.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from policies.admission.base import (
     ADMITTED,
@@ -58,19 +59,36 @@ LEAST_SHARE = 0.1
 Terms = dict[str, float]
 
 
+class _Way(NamedTuple):
+    """One way to the first token: its terms, the time of a token there (None: not measured), whether there is a wait
+    for a slot that is not known, and for how long the least loaded prefill worker has work.
+    """
+
+    terms: Terms
+    token_s: float | None
+    slot_unknown: bool = False
+    ahead_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ByWait:
     """Takes a request if its first token is expected within its TTFT objective and its later tokens within its TPOT
     objective; what has become late meanwhile is shed.
     """
 
-    # ASSUMPTION: all three, to be measured by the experiment `overload`
+    # ASSUMPTION: all of these, to be measured by the experiment `overload`
     margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.1
-    """Share by which the expected times are taken to be too short."""
+    """Share by which the expected times to the first token are taken to be too short."""
+    tpot_margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.0
+    """Share by which the expected time of a token is taken to be too short."""
     deviations: Annotated[float, Number(low=0.0, high=10.0)] = 1.5
     """z, the deviations of the wait for a slot that are added to its mean."""
     hold_s: Annotated[float, Number(low=0.0, unit="s", endless=True)] = 2.0
     """Longest expected wait in the pool for which a prompt is computed now; infinity holds nothing."""
+    ahead_s: Annotated[float, Number(above=0.0, unit="s", endless=True)] = 1.0
+    """Longest work of the least loaded prefill worker for which a further prompt is sent to one; infinity holds
+    nothing.
+    """
     name: str = "by_wait"
     paper: ClassVar[str] = (
         "ours; queues with priorities after Cobham 1954, LIFO under overload after Maurer 2015"
@@ -93,11 +111,11 @@ class ByWait:
         found = self._expected(case, outlook)
         if found is None:
             return ADMITTED
-        terms, token_s, unknown = found
-        terms = {"waited_s": max(0.0, case.now_s - case.counts_from_s), **terms}
+        token_s = found.token_s
+        terms = {"waited_s": max(0.0, case.now_s - case.counts_from_s), **found.terms}
         wait_s = terms["queue_s"] + terms["pool_s"]
         if not case.committed:
-            if tpot_s is not None and token_s is not None and (1.0 + self.margin) * token_s > tpot_s:
+            if tpot_s is not None and token_s is not None and (1.0 + self.tpot_margin) * token_s > tpot_s:
                 allowed = f"and the request allows {1e3 * tpot_s:.0f} ms"
                 said = f"a token is expected to take {1e3 * token_s:.0f} ms, {allowed}"
                 if case.moment is not Moment.POOLED:
@@ -108,17 +126,18 @@ class ByWait:
             if slo_s is not None and terms["waited_s"] + (1.0 + self.margin) * left_s > slo_s:
                 reason = "ttft_objective" if case.moment is Moment.ARRIVAL else "late"
                 return Judgement(Verdict.REFUSE, reason, slo_s, terms, wait_s, in_words(terms, slo_s))
-        held = case.moment is Moment.TURN and (terms["pool_s"] > self.hold_s or unknown)
-        if held and math.isfinite(self.hold_s):
-            return Judgement(Verdict.HOLD, "decode_full", slo_s, terms, wait_s)
+        if case.moment is Moment.TURN:
+            blind = found.slot_unknown and math.isfinite(self.hold_s)
+            if blind or terms["pool_s"] > self.hold_s:
+                return Judgement(Verdict.HOLD, "decode_full", slo_s, terms, wait_s)
+            if found.ahead_s > self.ahead_s:
+                return Judgement(Verdict.HOLD, "prefill_full", slo_s, terms, wait_s)
         return Judgement(Verdict.ADMIT, "", slo_s, terms, wait_s) if slo_s is not None else ADMITTED
 
     # ------------------------------------------------------------------------------------------------ expectations
 
-    def _expected(self, case: Case, outlook: Outlook) -> tuple[Terms, float | None, bool] | None:
-        """Returns the terms of the way that is expected to be the shorter one, the time of a token there, and whether
-        the wait for a slot is not known although there is one. None where no worker takes such requests.
-        """
+    def _expected(self, case: Case, outlook: Outlook) -> _Way | None:
+        """Returns the way that is expected to be the shorter one; None where no worker takes such requests."""
         terms, request = case.request.terms, case.request
         split, whole, decode = outlook.prefill, outlook.colocated, outlook.decode
         if terms.local or terms.mode is Mode.COLOCATED:
@@ -131,18 +150,18 @@ class ByWait:
         if split is not None and decode is not None and whole is not None:
             # what is queued goes both ways
             share = decode.slots / (decode.slots + whole.slots)
-        ways: list[tuple[Terms, float | None, bool]] = []
+        ways: list[_Way] = []
         if split is not None and decode is not None:
             ways.append(self._split(case, split, decode, outlook, share))
         if whole is not None:
             part = 1.0 if split is None or decode is None else 1.0 - share
             ways.append(self._whole(case, whole, outlook, part, request.prompt_tokens))
-        return min(ways, key=lambda way: sum(way[0].values()), default=None)
+        return min(ways, key=lambda way: sum(way.terms.values()), default=None)
 
     def _split(
         self, case: Case, prefill: PrefillTier, decode: DecodeTier, outlook: Outlook, share: float
-    ) -> tuple[Terms, float | None, bool]:
-        """Returns the terms of a request whose prompt is computed on another worker than decodes it."""
+    ) -> _Way:
+        """Returns the way of a request whose prompt is computed on another worker than decodes it."""
         prompt = case.request.prompt_tokens + PROMPT_TOKENS
         queued = case.queued.prompt_tokens + PROMPT_TOKENS * case.queued.prompts
         queue_s = prefill_s = 0.0
@@ -159,12 +178,12 @@ class ByWait:
             "transfer_s": decode.start_s or 0.0,
             "first_step_s": decode.first_step_s or 0.0,
         }
-        return terms, _token_s(before, case, decode), slot_s is None
+        return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.least_backlog_s)
 
     def _whole(
         self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, prompt_tokens: int
-    ) -> tuple[Terms, float | None, bool]:
-        """Returns the terms of a request whose prompt is computed where it is decoded."""
+    ) -> _Way:
+        """Returns the way of a request whose prompt is computed where it is decoded."""
         before = share * case.queued.sequences
         slot_s = self._slot_s(before, case, tier, outlook)
         terms = {
@@ -174,7 +193,7 @@ class ByWait:
             "transfer_s": 0.0,
             "first_step_s": 0.0,
         }
-        return terms, _token_s(before, case, tier), False
+        return _Way(terms, _token_s(before, case, tier))
 
     def _slot_s(self, before: float, case: Case, tier: DecodeTier, outlook: Outlook) -> float | None:
         """Returns the expected time until a slot is free for the request; None where there is none and nothing was

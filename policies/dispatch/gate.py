@@ -161,12 +161,15 @@ class Gate:
             return PrefillTier(math.inf, math.inf, 0.0)
         usual = sum(value for value in known.values() if value) / len(known)
         backlog = total = 0.0
+        least_s = math.inf
         for w in workers:
             speed = 1.0 / (known.get(w.id) or usual)
             left = w.prefilling_tokens + PROMPT_TOKENS * w.prefilling
-            backlog += max(0.0, left - speed * self._state.computing_for_s(w.id, now_s))
+            left = max(0.0, left - speed * self._state.computing_for_s(w.id, now_s))
+            backlog += left
             total += speed
-        return PrefillTier(total, total / len(workers), backlog)
+            least_s = min(least_s, left / speed)
+        return PrefillTier(total, total / len(workers), backlog, least_s)
 
     def _decode(self, workers: list[Worker], role: Role, usual: float | None) -> DecodeTier | None:
         if not workers:
