@@ -7,10 +7,11 @@ the fleet gives, as measured. Both are records, and so is the judgement, whose t
 first token; it is journalled with the action that follows from it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from policies.record import record
 from policies.routing.base import Needs
@@ -56,17 +57,40 @@ class Case:
     committed: bool = False
 
 
+class Prefiller(NamedTuple):
+    """One prefill worker: for how long it has work already, and the prompt tokens that it computes in a second."""
+
+    busy_s: float
+    tokens_per_s: float
+
+
 @record
 class PrefillTier:
-    """The prefill workers together. They compute `tokens_per_s` prompt tokens, `worker_tokens_per_s` each, and have
-    `backlog_tokens` left to compute of the prompts that they were sent. A prompt counts as `standing.PROMPT_TOKENS`
-    tokens more than it has. The worker that has least left to compute has it for `least_backlog_s`.
+    """The prefill workers, the one with the least work first. A prompt counts as `standing.PROMPT_TOKENS` tokens more
+    than it has. Workers of which nothing was measured compute infinitely fast: the first prompts show how fast.
     """
 
-    tokens_per_s: float
-    worker_tokens_per_s: float
-    backlog_tokens: float
-    least_backlog_s: float = 0.0
+    workers: tuple[Prefiller, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The prompt tokens that all workers compute in a second."""
+        return sum([worker.tokens_per_s for worker in self.workers])
+
+    def start_s(self, tokens: float) -> float:
+        """Returns when a worker is free for one more prompt, if `tokens` are computed before it and each prompt goes to
+        the worker that is free first: the time t at which the workers have sum_i (t - busy_i) * tokens_per_s_i = tokens
+        behind them.
+        """
+        speed = done = 0.0
+        start_s = 0.0
+        for worker in self.workers:
+            if speed and (tokens + done) / speed <= worker.busy_s:
+                break
+            speed += worker.tokens_per_s
+            done += worker.busy_s * worker.tokens_per_s
+            start_s = (tokens + done) / speed if math.isfinite(speed) else 0.0
+        return start_s
 
 
 @record

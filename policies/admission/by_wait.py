@@ -1,8 +1,9 @@
 """Admission by predicted wait: a request is taken if its first token is expected within its TTFT objective.
 
     expected_s = waited_s + queue_s + prefill_s + pool_s + transfer_s + first_step_s
-    queue_s      = (backlog + prompts queued before it) / (tokens_per_s - urgent_tokens_per_s)
-    prefill_s    = its prompt / worker_tokens_per_s
+    queue_s      = when a prefill worker is free, behind the prompts queued before it (`PrefillTier.start_s`)
+                   * tokens_per_s / (tokens_per_s - urgent_tokens_per_s)
+    prefill_s    = its prompt / the mean tokens_per_s of a prefill worker
     pool_s       = max(0, slot_s - queue_s - prefill_s)
     slot_s       = (e + z * sqrt(e)) / (departures_per_s - urgent_sequences_per_s)
     e            = sequences before it that hold no slot yet + its own - free slots                    (0 if negative)
@@ -77,15 +78,15 @@ class ByWait:
     """
 
     # ASSUMPTION: all of these, to be measured by the experiment `overload`
-    margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.1
+    margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.2
     """Share by which the expected times to the first token are taken to be too short."""
-    tpot_margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.0
+    tpot_margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.03
     """Share by which the expected time of a token is taken to be too short."""
     deviations: Annotated[float, Number(low=0.0, high=10.0)] = 1.5
     """z, the deviations of the wait for a slot that are added to its mean."""
     hold_s: Annotated[float, Number(low=0.0, unit="s", endless=True)] = 2.0
     """Longest expected wait in the pool for which a prompt is computed now; infinity holds nothing."""
-    ahead_s: Annotated[float, Number(above=0.0, unit="s", endless=True)] = 1.0
+    ahead_s: Annotated[float, Number(above=0.0, unit="s", endless=True)] = 0.3
     """Longest work of the least loaded prefill worker for which a further prompt is sent to one; infinity holds
     nothing.
     """
@@ -166,9 +167,10 @@ class ByWait:
         queued = case.queued.prompt_tokens + PROMPT_TOKENS * case.queued.prompts
         queue_s = prefill_s = 0.0
         if case.moment is not Moment.POOLED:
-            speed = _left(prefill.tokens_per_s, outlook.urgent_tokens_per_s)
-            queue_s = (prefill.backlog_tokens + share * queued) / speed
-            prefill_s = prompt / prefill.worker_tokens_per_s
+            speed = prefill.tokens_per_s
+            left = 1.0 if math.isinf(speed) else _left(speed, outlook.urgent_tokens_per_s) / speed
+            queue_s = prefill.start_s(share * queued) / left
+            prefill_s = prompt * len(prefill.workers) / speed
         before = share * case.queued.sequences + case.without_slot.sequences
         slot_s = self._slot_s(before, case, decode, outlook)
         terms = {
@@ -178,7 +180,7 @@ class ByWait:
             "transfer_s": decode.start_s or 0.0,
             "first_step_s": decode.first_step_s or 0.0,
         }
-        return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.least_backlog_s)
+        return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.workers[0].busy_s)
 
     def _whole(
         self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, prompt_tokens: int

@@ -14,6 +14,7 @@ from policies.admission.base import (
     Judgement,
     Moment,
     Outlook,
+    Prefiller,
     PrefillTier,
 )
 from policies.admission.rates import Rate, Rates, WorkerRates
@@ -156,20 +157,14 @@ class Gate:
             for w, of in zip(workers, rates, strict=True)
             if of is not None and of.prompt_token.value
         }
-        if not known:
-            # as fast as need be: the first prompts show how fast it is
-            return PrefillTier(math.inf, math.inf, 0.0)
-        usual = sum(value for value in known.values() if value) / len(known)
-        backlog = total = 0.0
-        least_s = math.inf
+        usual = sum(value for value in known.values() if value) / len(known) if known else 0.0
+        found = []
         for w in workers:
-            speed = 1.0 / (known.get(w.id) or usual)
-            left = w.prefilling_tokens + PROMPT_TOKENS * w.prefilling
-            left = max(0.0, left - speed * self._state.computing_for_s(w.id, now_s))
-            backlog += left
-            total += speed
-            least_s = min(least_s, left / speed)
-        return PrefillTier(total, total / len(workers), backlog, least_s)
+            token_s = known.get(w.id) or usual
+            left_s = token_s * (w.prefilling_tokens + PROMPT_TOKENS * w.prefilling)
+            busy_s = max(0.0, left_s - self._state.computing_for_s(w.id, now_s))
+            found.append(Prefiller(busy_s, 1.0 / token_s if token_s else math.inf))
+        return PrefillTier(tuple(sorted(found)))
 
     def _decode(self, workers: list[Worker], role: Role, usual: float | None) -> DecodeTier | None:
         if not workers:
