@@ -7,19 +7,21 @@ profile of `flowkv_hetero`) differ in that resource:
     prefill    long prompts and short outputs: the prefill engines
     tokens     many slots, and a TPOT objective that a full batch misses: the time of a token
 
-Prompts and outputs are lognormal. Half of the requests are interactive (TTFT objective 2 s), four in ten standard (5 s),
-one in ten batch (30 s), and all classes have the same lengths, so that goodput in requests/s can be compared whatever
+Prompts and outputs are lognormal. Half of the requests are interactive (TTFT objective 2 s), four in ten standard
+(5 s), one in ten batch (30 s), and all classes have the same lengths, so that it does not matter for the goodput which
 class is served. Where prompts are long, the objectives are twice as long. Goodput is the work of the requests that
-arrive in the window, end, and meet all of their objectives: tokens of prompts in the cell "prefill", else output tokens.
-Requests/s stand beside it; they rise with the load in the cell "prefill", because short prompts fit a short rest of an
-objective better, so that they would hide a loss. The time to refuse is that from the arrival until the client hears it.
+arrive in the window, end, and meet all of their objectives: tokens of prompts in the cell "prefill", else output
+tokens. Requests/s stand beside it; they rise with the load in the cell "prefill", because short prompts fit into the
+rest of an objective better, so that they would hide a loss. The time to refuse is that from the arrival until the
+client hears it.
 
-Aims, written before the first run of all seeds (issue 17): by_wait keeps at every load from 1.25 on at least 95 % of
-the highest goodput that it has at any load, and at 0.8 and 1 at least 95 % of this or of what is offered; the p99 of
-the TTFT of the interactive and of the standard requests that were not refused is within their objective; half of the
-refusals, and 99 % of those at the arrival, take 50 ms at most. At 1.25 times capacity `open` keeps less than half of
-by_wait's goodput (finding A8: nearly nothing). The policy's defaults were chosen on seed 0, so the runs begin with seed
-100. Not claimed: anything between tenants; a live fleet.
+The policy's defaults, and these aims, were chosen on seeds 0 and 100; the runs begin with seed 200, on which nothing
+was tried. Aims (issue 17), written before those runs: by_wait has at every load from 1.25 on at least 95 % of the
+highest goodput that it has at any load, or of what is offered where that is less; at 0.8 and 1 it has at least 98 % of
+the goodput of `open`; the p99 of the TTFT of the interactive and of the standard requests that were not refused is
+within their objective; half of the refusals, and 99 % of those at the arrival, take 50 ms at most. At 1.25 times
+capacity `open` has less than half of by_wait's goodput (finding A8: nearly nothing). Not claimed: anything between
+tenants; a live fleet.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ from policies.state.views import Role
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "overload: goodput of admission by predicted wait and of none, from 0.8 to 20 times capacity; synthetic requests"
+SUMMARY = "overload: goodput of admission by predicted wait and without, 0.8 to 20 times capacity; synthetic requests"
 SEEDS = (5, 1)
-SEEDS_FROM = 100
+SEEDS_FROM = 200
 LOADS = (0.8, 1.0, 1.25, 2.0, 5.0, 20.0)
 PROFILE = PROFILES["L20"]
 ADMISSION = ("open", "by_wait")
@@ -203,18 +205,19 @@ def compare(results: Results) -> list[Row]:
         peak = max(one.mean for one in ours.values())
         for load in loads:
             name = _name(cell, "by_wait", load)
-            most = min(peak, results.mean(name, "offered_tokens_per_s")) if load <= 1 else peak
-            share = 100.0 * ours[load].mean / most
-            what = f"{cell}, load {load:g}: goodput of by_wait, share of {'what is possible' if load <= 1 else 'its peak'}"
+            most = min(peak, results.mean(name, "offered_tokens_per_s"))
             per_s, late = results.mean(name, "goodput_per_s"), results.mean(name, "late_share")
             offered = results.mean(name, "offered_per_s")
             note = f"{per_s:.2f} requests/s of {offered:.1f}/s, {100 * late:.1f} % too late"
-            rows.append(Row(what, None, share, "%", None, ">= 95", share >= 95.0, note))
-            judged = load == 1.25
-            lost = none[load].mean < 0.5 * ours[load].mean if judged else None
-            what = f"{cell}, load {load:g}: goodput of open, share of by_wait's"
+            share, aim = 100.0 * ours[load].mean / most, "" if load <= 1 else ">= 95"
+            what = f"{cell}, load {load:g}: goodput of by_wait, share of its peak or of what is offered"
+            rows.append(Row(what, None, share, "%", None, aim, share >= 95.0 if aim else None, note))
             share = 100.0 * none[load].mean / ours[load].mean
-            rows.append(Row(what, None, share, "%", None, "< 50" if judged else "", lost))
+            what = f"{cell}, load {load:g}: goodput of open, share of by_wait's"
+            aim, most_share = (
+                ("<= 102", 100.0 / 0.98) if load <= 1 else ("< 50", 50.0) if load == 1.25 else ("", 0.0)
+            )
+            rows.append(Row(what, None, share, "%", None, aim, share <= most_share if aim else None))
         for load in loads:
             name = _name(cell, "by_wait", load)
             for one in ("interactive", "standard"):

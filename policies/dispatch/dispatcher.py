@@ -21,8 +21,9 @@ that these rules allow:
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
   (`feasibility`).
 - Rescue: a pool entry whose lease is renewed no more and ends within `lease_margin_s` goes to the least loaded decode
-  worker with KV room for what the prompt adds, even if that has no free slot. Without such a worker it is prefilled
-  once more (at most `max_prefills` times in all) or rejected with 503.
+  worker with KV room for what the prompt adds, even if that has no free slot, but only if it has fewer than
+  `overcommit_slots` sequences beyond its slots. Without such a worker it is prefilled once more (at most `max_prefills`
+  times in all) or rejected with 503.
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
@@ -609,7 +610,8 @@ class Dispatcher:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
             ids = self._pools.decode_by_group.get(entry.group, ())
-            decision = rescue(entry, fresh(snapshot, ids, self.config.status_stale_s), snapshot.hits)
+            workers = fresh(snapshot, ids, self.config.status_stale_s)
+            decision = rescue(entry, workers, self.config.overcommit_slots, snapshot.hits)
             if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.attempt_id, decision), snapshot)
             if self.state.prefills(request.attempt_id) < self.config.max_prefills:
