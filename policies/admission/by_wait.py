@@ -168,7 +168,10 @@ class ByWait:
         queue_s = prefill_s = 0.0
         if case.moment is not Moment.POOLED:
             speed = prefill.tokens_per_s
-            left = 1.0 if math.isinf(speed) else _left(speed, outlook.urgent_tokens_per_s) / speed
+            left = 1.0
+            if case.moment is Moment.ARRIVAL and math.isfinite(speed):
+                # at its turn it would be in an engine next, where nothing overtakes it
+                left = _left(speed, outlook.urgent_tokens_per_s) / speed
             queue_s = prefill.start_s(share * queued) / left
             prefill_s = prompt * len(prefill.workers) / speed
         before = share * case.queued.sequences + case.without_slot.sequences

@@ -4,12 +4,12 @@
 the look before. A rate is a sum of seconds over a sum of work; both fade with a half-life of `HALF_LIFE_S`, and only
 while there is work, so that an idle worker keeps the rates that it had.
 
-    prompt_token_s    seconds with a prompt in work / tokens of the prompts computed   cached tokens count as computed,
-                                                                                       so hits make a worker faster
+    prompt_token_s    seconds with a prompt in work / tokens of the prompts computed; cached tokens count as computed,
+                      so that hits make a worker faster
     token_s           seconds of all sequences that decode / tokens generated
     start_s           seconds from the choice of a decode worker to its slot and the KV / sequences
     first_s           seconds from there to the first token / sequences; on a colocated worker from the choice of the
-                      worker, for each token of the prompt
+                      worker, and for each token of the prompt
 
 The time of a token grows with the sequences that a worker decodes at once: token_s = a + b * sequences, a line through
 the looks at all decode workers of a kind (least squares, b >= 0).
@@ -118,7 +118,7 @@ class Rates:
         self, worker: WorkerId, role: Role, done: Work, passed_s: float, kept: float, fresh: dict[Role, float]
     ) -> None:
         rates = self.workers.setdefault(worker, WorkerRates())
-        rates.prompt_token.add(done.busy_s, done.prompt_tokens, kept)
+        rates.prompt_token.add(done.prompt_s, done.prompt_tokens, kept)
         rates.token.add(done.decoding_s, done.generated_tokens, kept)
         rates.start.add(done.start_s, done.starts, kept)
         rates.first.add(done.first_s, done.firsts, kept)

@@ -43,10 +43,9 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
     if load is not None and worker == live.prefill_worker and (event.compute_s or not live.fetches):
         tokens = live.request.prompt_tokens - event.cached_tokens + PROMPT_TOKENS
         load.standing.computed_tokens += tokens
-        load.standing.prompt_tokens += live.request.prompt_tokens + PROMPT_TOKENS
-        load.standing.computed_at_s = event.now_s
         if live.fetches:
             load.standing.computed(event.compute_s, event.now_s)
+        load.standing.prompt_done(live.request.prompt_tokens + PROMPT_TOKENS, event.now_s)
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
     if live.request.block_hashes:
         ledger.shared(live, worker, event.cached_tokens // live.request.block_tokens)

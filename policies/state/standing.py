@@ -47,14 +47,14 @@ LEAST_WORK_OF_PROBE = 4
 
 
 class Work(NamedTuple):
-    """What a worker has done since it came. All are sums: seconds with some prompt in work and the tokens of the
-    prompts that it computed (each with PROMPT_TOKENS more, cached ones included); the seconds for which its sequences
-    decoded and the tokens that they generated; the seconds from the choice of the worker to its slot and KV, and the
-    number of sequences that got them; the seconds to the first token, and for how much: sequences, or on a colocated
-    worker tokens of prompts.
+    """What a worker has done since it came. All are sums: seconds with some prompt in work until the last one was
+    computed, and the tokens of the prompts that were (each with PROMPT_TOKENS more, cached ones included); the seconds
+    for which its sequences decoded and the tokens that they generated; the seconds from the choice of the worker to its
+    slot and KV, and the number of sequences that got them; the seconds to the first token, and for how much: sequences,
+    or on a colocated worker tokens of prompts.
     """
 
-    busy_s: float = 0.0
+    prompt_s: float = 0.0
     prompt_tokens: float = 0.0
     decoding_s: float = 0.0
     generated_tokens: int = 0
@@ -116,6 +116,8 @@ class Standing:
     computed_tokens: int = 0
     prompt_tokens: int = 0
     """Tokens of all prompts computed, PROMPT_TOKENS more for each, cached ones included."""
+    prompt_s: float = 0.0
+    """Seconds with a prompt in work until the last prompt was computed."""
     computed_at_s: float = -math.inf
     """When the worker has finished a prompt, the latest time that this happened."""
     start_s: float = 0.0
@@ -149,6 +151,12 @@ class Standing:
         self.busy_s += max(0.0, until_s - max(self.idle_from_s, now_s - compute_s))
         self.idle_from_s = max(self.idle_from_s, until_s)
 
+    def prompt_done(self, tokens: int, now_s: float) -> None:
+        """Notes that a prompt of so many tokens, PROMPT_TOKENS and cached ones included, has been computed now."""
+        self.prompt_tokens += tokens
+        self.computed_at_s = now_s
+        self.prompt_s = self.busy_s + (0.0 if self.busy_from_s is None else now_s - self.busy_from_s)
+
     def admitted(self, seconds: float) -> None:
         """Notes that the worker took `seconds` to admit a request."""
         self.speeds[Figure.ADMISSION].add(Figure.ADMISSION, seconds)
@@ -162,9 +170,8 @@ class Standing:
 
     def work(self, generated_tokens: int, now_s: float) -> Work:
         """Returns what the worker has done until now. `generated_tokens` is its output since the start."""
-        busy_from_s = self.busy_from_s
         return Work(
-            self.busy_s + (0.0 if busy_from_s is None else now_s - busy_from_s),
+            self.prompt_s,
             self.prompt_tokens,
             self.decoding_s + self.decoding * (now_s - self.decoding_at_s),
             generated_tokens,

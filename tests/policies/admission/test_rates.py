@@ -37,11 +37,15 @@ def test_a_line_goes_through_its_points_and_never_falls() -> None:
 
 def test_rates_come_from_the_differences_between_looks() -> None:
     rates = Rates()
-    rates.look({"p": (Role.PREFILL, Work(busy_s=5.0, prompt_tokens=9999)), "d": (Role.DECODE, Work())}, 10.0)
+    rates.look(
+        {"p": (Role.PREFILL, Work(prompt_s=5.0, prompt_tokens=9999)), "d": (Role.DECODE, Work())}, 10.0
+    )
     assert rates.workers == {}
     # p was busy for 1 s and computed 500 tokens; d decoded 4 sequences for 1 s at 40 tokens a second
     done = Work(decoding_s=4.0, generated_tokens=160, start_s=0.5, starts=2, first_s=0.06, firsts=2.0)
-    rates.look({"p": (Role.PREFILL, Work(busy_s=6.0, prompt_tokens=10_499)), "d": (Role.DECODE, done)}, 11.0)
+    rates.look(
+        {"p": (Role.PREFILL, Work(prompt_s=6.0, prompt_tokens=10_499)), "d": (Role.DECODE, done)}, 11.0
+    )
     assert rates.workers["p"].prompt_token.value == 0.002
     decode = rates.workers["d"]
     assert (decode.token.value, decode.start.value, decode.first.value) == (0.025, 0.25, 0.03)
@@ -62,7 +66,7 @@ def test_workers_that_go_are_forgotten_and_those_that_come_back_begin_again() ->
 
 def test_a_half_life_halves_what_was_measured() -> None:
     rates = Rates()
-    works = (Work(), Work(busy_s=1.0, prompt_tokens=100), Work(busy_s=2.0, prompt_tokens=100))
+    works = (Work(), Work(prompt_s=1.0, prompt_tokens=100), Work(prompt_s=2.0, prompt_tokens=100))
     for at_s, work in zip((0.0, 1.0, 1.0 + HALF_LIFE_S), works, strict=True):
         rates.look({"p": (Role.PREFILL, work)}, at_s)
     # half of (1 s, 100 tokens) is left, and 1 s without a token came
