@@ -67,6 +67,9 @@ class Gate:
         self.policy = policy
         self._rates = Rates()
         self._arrivals = Arrivals()
+        self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
+        self._tiers_of: tuple[object, ...] = ()
+        """What the tiers were made of; many requests may be judged by the same ones."""
 
     @property
     def watches(self) -> bool:
@@ -82,6 +85,7 @@ class Gate:
     def look(self, now_s: float) -> None:
         """Measures what the workers have done since the last look."""
         self._rates.look(self._state.works(now_s), now_s)
+        self._tiers_of = ()
 
     def arrived(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
         """Judges a request that has arrived, and is in the queue already."""
@@ -135,15 +139,18 @@ class Gate:
         pools, stale_s = fleet.pools, fleet.status_stale_s
         if fleet.standby.wakes or not pools.any_ready:
             return Outlook(sleeps=True)
-        tokens_per_s, sequences_per_s = self._arrivals.above(request.terms.priority, snapshot.now_s)
+        urgent = self._arrivals.above(request.terms.priority, snapshot.now_s)
         usual = snapshot.usual_output_tokens
-        return Outlook(
-            self._prefill(fresh(snapshot, pools.prefill, stale_s), snapshot.now_s),
-            self._decode(fresh(snapshot, pools.decode, stale_s), Role.DECODE, usual),
-            self._decode(fresh(snapshot, pools.colocated, stale_s), Role.COLOCATED, usual),
-            tokens_per_s,
-            sequences_per_s,
-        )
+        # a snapshot has the workers of the one before as long as none has changed
+        made_of = (snapshot.workers, pools, snapshot.now_s, usual, stale_s)
+        if len(self._tiers_of) != len(made_of) or not all(map(_same, made_of, self._tiers_of)):
+            self._tiers_of = made_of
+            self._tiers = (
+                self._prefill(fresh(snapshot, pools.prefill, stale_s), snapshot.now_s),
+                self._decode(fresh(snapshot, pools.decode, stale_s), Role.DECODE, usual),
+                self._decode(fresh(snapshot, pools.colocated, stale_s), Role.COLOCATED, usual),
+            )
+        return Outlook(*self._tiers, *urgent)
 
     def _of(self, worker: WorkerId) -> WorkerRates | None:
         return self._rates.workers.get(worker)
@@ -197,6 +204,11 @@ class Fleet:
     def __init__(self, pools: WorkerPools, standby: Standby, woken_s: float, status_stale_s: float) -> None:
         self.pools, self.standby = pools, standby
         self.woken_s, self.status_stale_s = woken_s, status_stale_s
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are one object, or equal numbers."""
+    return one is other or (isinstance(one, float) and one == other)
 
 
 def _slots(worker: Worker) -> int:
