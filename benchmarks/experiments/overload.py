@@ -85,8 +85,8 @@ def variants(quick: bool) -> list[Variant]:
                 "load": load,
                 "admission": admission,
                 "params": {},
-                "warmup_s": 40.0 if quick else 60.0,
-                "measure_s": 40.0 if quick else 120.0,
+                "warmup_s": 40.0 if quick else 50.0,
+                "measure_s": 40.0 if quick else 100.0,
             },
         )
         for cell in CELLS
