@@ -23,19 +23,19 @@ class Moment(StrEnum):
     """The moment of a request's way at which it is judged."""
 
     ARRIVAL = "arrival"
-    """It has arrived and would be the last of its priority in the queue."""
+    """The request has arrived and would be the last of its priority in the queue."""
     TURN = "turn"
-    """It would be sent to a prefill worker now."""
+    """The request would be sent to a prefill worker now."""
     POOLED = "pooled"
-    """Its prompt is computed, and it waits for a decode worker."""
+    """The request waits for a decode worker, with its prompt computed."""
 
 
 class Verdict(StrEnum):
-    """What becomes of the request."""
+    """The fate of a request at one moment."""
 
     ADMIT = "admit"
     HOLD = "hold"
-    """It keeps its place in the queue for now: its computed prompt would wait for a decode worker."""
+    """The request keeps its place in the queue for now: its computed prompt would wait, or its engine is busy."""
     REFUSE = "refuse"
 
 

@@ -107,7 +107,7 @@ WAKE_MARGIN_S = 10.0
 """Time beyond the limit of a wake for which requests wait for the autoscaler's word. ASSUMPTION: a restart of it."""
 
 MOST_RETRY_AFTER_S = 60.0
-"""Longest wait that a refused request is told. ASSUMPTION: the load will have changed by then."""
+"""Longest wait that a refusal names. ASSUMPTION: the load will have changed by then."""
 
 TAKE_ALL = Open()
 

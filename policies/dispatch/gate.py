@@ -69,7 +69,7 @@ class Gate:
         self._arrivals = Arrivals()
         self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
         self._tiers_of: tuple[object, ...] = ()
-        """What the tiers were made of; many requests may be judged by the same ones."""
+        """The inputs from which the tiers were made; many requests may be judged by the same ones."""
 
     @property
     def watches(self) -> bool:
@@ -195,8 +195,8 @@ class Gate:
 
 
 class Fleet:
-    """What the gate must know of the fleet beside its snapshot: the workers that take work, the phase of a fleet that
-    sleeps, when it has woken, and the age from which a report is stale.
+    """The facts about the fleet that the gate needs beside a snapshot: the workers that take work, the phase of a fleet
+    that sleeps, when it has woken, and the age from which a report is stale.
     """
 
     __slots__ = ("pools", "standby", "status_stale_s", "woken_s")

@@ -47,11 +47,11 @@ LEAST_WORK_OF_PROBE = 4
 
 
 class Work(NamedTuple):
-    """What a worker has done since it came. All are sums: seconds with some prompt in work until the last one was
-    computed, and the tokens of the prompts that were (each with PROMPT_TOKENS more, cached ones included); the seconds
-    for which its sequences decoded and the tokens that they generated; the seconds from the choice of the worker to its
-    slot and KV, and the number of sequences that got them; the seconds to the first token, and for how much: sequences,
-    or on a colocated worker tokens of prompts.
+    """The work that a worker has done since it came. All are sums: seconds with some prompt in work until the last one
+    was computed, and the tokens of the prompts that were (each with PROMPT_TOKENS more, cached ones included); the
+    seconds for which its sequences decoded and the tokens that they generated; the seconds from the choice of the
+    worker to its slot and KV, and the number of sequences that got them; the seconds to the first token, and for how
+    much: sequences, or on a colocated worker tokens of prompts.
     """
 
     prompt_s: float = 0.0
@@ -152,7 +152,7 @@ class Standing:
         self.idle_from_s = max(self.idle_from_s, until_s)
 
     def prompt_done(self, tokens: int, now_s: float) -> None:
-        """Notes that a prompt of so many tokens, PROMPT_TOKENS and cached ones included, has been computed now."""
+        """Notes that a prompt of `tokens` tokens, PROMPT_TOKENS and cached ones included, has been computed now."""
         self.prompt_tokens += tokens
         self.computed_at_s = now_s
         self.prompt_s = self.busy_s + (0.0 if self.busy_from_s is None else now_s - self.busy_from_s)
