@@ -85,8 +85,9 @@ ADMISSIONS = """
 The admission policy says whether a request is taken at all: at its arrival, again at its turn, and while its computed
 prompt waits for a decode engine. What it refuses is answered with 429, the wait as `Retry-After`, and the reason in
 words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and retries
-are never refused by it. Default: `open`, until a live benchmark has shown `by_wait`; in simulation `by_wait` keeps its
-goodput at every load (`python -m benchmarks run overload`).
+are never refused by it, but the limits of the dispatcher hold for them: what `by_wait` holds in the queue counts for
+`max_queue` and `queue_timeout_s`. Default: `open`, until a live benchmark has shown `by_wait`; in simulation `by_wait`
+keeps its goodput at every load (`python -m benchmarks run overload`).
 
 ```yaml
 router:

@@ -330,7 +330,7 @@ class Status(TypedDict):
 
 
 class Policy(TypedDict):
-    """A policy for routing, admission or flows: its registered name, all its parameters, and its formula in their names."""
+    """A policy for routing, admission or flows: its registered name, all its parameters, and its formula in those."""
 
     name: str
     params: dict[str, Any]

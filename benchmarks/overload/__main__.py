@@ -123,9 +123,7 @@ def figures(sent: Sequence[Sent], answers: Sequence[Answer], seconds: float) -> 
     """Returns the figures of one load, over the requests planned in its second third."""
     length_s = seconds / 3.0
     window = [
-        (one, got)
-        for one, got in zip(sent, answers, strict=True)
-        if length_s <= got.planned_s < 2 * length_s
+        (one, got) for one, got in zip(sent, answers, strict=True) if length_s <= got.planned_s < 2 * length_s
     ]
     times: dict[str, list[float]] = {name: [] for name in CLASSES}
     refusals: list[float] = []

@@ -36,6 +36,9 @@ from policies.state.prefix_index import PrefixIndex
 from policies.state.views import Health, PoolEntry, Request, RequestId, WorkerId
 from policies.state.waiting import Waiting
 
+_WAITS = (Stage.QUEUED, Stage.PREFILLING, Stage.POOLED)
+"""Stages in which a request waits, in the queue or for a decode slot, unless it is colocated."""
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -106,7 +109,8 @@ class Ledger:
         if live.decode_worker and decode_worker != live.decode_worker:
             self.freed_workers.add(live.decode_worker)
         self._book(live, -1)
-        self._count(live, -1)
+        if live.stage in _WAITS:
+            self._count(live, -1)
         before = live.prefill_worker, live.decode_worker
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)
@@ -114,7 +118,8 @@ class Ledger:
             live.tokens, live.finishes_at_tokens, live.held = 0, None, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
-        self._count(live, +1)
+        if stage in _WAITS:
+            self._count(live, +1)
         if live.request.block_hashes:
             self._book_blocks(live, before)
 
@@ -122,7 +127,7 @@ class Ledger:
         """Adds (+1) or takes away (-1) a request that waits in the queue or for a decode slot."""
         if live.stage is Stage.QUEUED:
             self.queued.count(live.request, sign)
-        elif live.stage is Stage.POOLED or (live.stage is Stage.PREFILLING and live.decode_worker is None):
+        elif live.stage is not Stage.PREFILLING or live.decode_worker is None:
             self.without_slot.count(live.request, sign)
 
     def shared(self, live: LiveRequest, worker: WorkerId, blocks: int) -> None:

@@ -2,9 +2,17 @@
 
 import random
 
+import pytest
+
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.request.stage import Stage
 from policies.request.terms import Terms
+from policies.routing.base import PolicyError
+from policies.routing.simple.random_choice import RandomChoice
+from policies.state import events as ev
 from policies.state.views import Request
 from policies.state.waiting import NOTHING, Backlog, Waiting
+from tests.policies.random_events import Life
 
 
 def request(i: int, priority: int = 0, predicted: float | None = None) -> Request:
@@ -47,3 +55,33 @@ def test_any_order_of_coming_and_going_leaves_the_sums_of_what_is_there() -> Non
         assert sums.prompt_tokens == sum(r.prompt_tokens for r in found)
         # halves and fours are exact
         assert sums.output_tokens == sum(r.slots * (r.predicted_tokens or 0.0) for r in found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_ledger_counts_what_is_queued_and_what_waits_for_a_slot(seed: int) -> None:
+    life = Life(random.Random(seed))
+    dispatcher = Dispatcher(DispatchConfig(max_queue=8, queue_timeout_s=2.0), RandomChoice(), RandomChoice())
+    for event in life.start():
+        dispatcher.handle(event)
+    counted = 0
+    for _ in range(600):
+        event = life.next_event()
+        try:
+            life.saw(tuple(dispatcher.handle(event)))
+        except PolicyError as error:
+            life.saw(error.decided)
+        except (ev.StaleEvent, ValueError):
+            continue
+        state = dispatcher.state
+        lives = state._ledger.live.values()
+        queued = [live.request for live in lives if live.stage is Stage.QUEUED]
+        waits = [
+            live.request
+            for live in lives
+            if live.stage is Stage.POOLED or (live.stage is Stage.PREFILLING and not live.colocated)
+        ]
+        for found, requests in ((state.queued_until(9), queued), (state.without_slot_until(9), waits)):
+            assert found.prompts == len(requests) and found.sequences == sum(r.slots for r in requests)
+            assert found.prompt_tokens == sum(r.prompt_tokens for r in requests)
+            counted += found.prompts
+    assert counted > 100
