@@ -11,10 +11,10 @@ before and after; the next load begins when nothing is left.
 
 Goodput counts the output tokens of the requests that were planned in the window and whose first text came within their
 objective; the times are those of the client, from the planned time of a request. Aims, as those of the experiment
-`overload` (issue 17), written before the first whole run: by_wait has at every load from 1.25 on at least 95 % of its highest
-goodput or of what is offered, and the p99 of the TTFT of the interactive and of the standard requests that were not
-refused is within their objective; half of the refusals take 50 ms at most. At 1.25 times capacity `open` has less than
-half of by_wait's goodput. The simulator's figures are those of the experiment. Client and application share this
+`overload` (issue 17), written before the first whole run: by_wait has at every load from 1.25 on at least 95 % of its
+highest goodput or of what is offered, and the p99 of the TTFT of the interactive and of the standard requests that were
+not refused is within their objective; half of the refusals take 50 ms at most. At 1.25 times capacity `open` has less
+than half of by_wait's goodput. The simulator's figures are those of the experiment. Client and application share this
 machine's cores: at the highest load the figures are also those of its cores.
 """
 
