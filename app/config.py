@@ -29,6 +29,8 @@ from actors.router.network.file import read_network_file
 from actors.wire.sockets import port_range
 from app.groups import AutoscalerConfig, EngineGroupConfig, ScalingConfig, Strict, TopologyConfig
 from app.profile.file import load_heatmap
+from policies.admission.registry import DEFAULT as OPEN
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
@@ -81,6 +83,7 @@ class RouterConfig(Strict):
     # the pair with the least largest regret over five situations, untuned: `python -m benchmarks run defaults`
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     decode: PolicyChoice = PolicyChoice(name="composition")
+    admission: PolicyChoice = PolicyChoice(name=OPEN)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
     predictor: dict[str, Any] = Field(default_factory=dict)
@@ -315,6 +318,7 @@ class AppConfig(Strict):
             group.engine_config(group.name, self.model.path, self.model.served_name)
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
         decode = decode_policy(self.router.decode.name, self.router.decode.params)
+        admission_policy(self.router.admission.name, self.router.admission.params)
         check_overcommit(decode, self.router.dispatch_config().overcommit_slots_of(decode))
         self.router.predictor_config()
         file = self.router.network_config().file

@@ -108,6 +108,7 @@ class RouterReplica:
         from actors.router.network.feed import RouterNetwork
         from actors.router.server import RouterServer
         from actors.telemetry.environment import decision_traces
+        from policies.admission.registry import admission_policy
         from policies.dispatch.dispatcher import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
 
@@ -115,6 +116,7 @@ class RouterReplica:
             router.dispatch_config(),
             prefill_policy(router.prefill.name, router.prefill.params),
             decode_policy(router.decode.name, router.decode.params),
+            admission_policy(router.admission.name, router.admission.params),
         )
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None

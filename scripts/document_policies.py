@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from policies.admission.registry import ADMISSION
 from policies.dispatch.config import DispatchConfig
 from policies.flow import rmlq
 from policies.flow.config import ArbiterConfig
@@ -41,6 +42,8 @@ HEAD = """# Policies
 - **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else
   `balance_route_0`.
 - **Both of these, under load:** decode by `composition`, with the network and a predictor.
+- **More load than the engines carry:** give the classes objectives and admit `by_wait`
+  ([Policies for admission](#policies-for-admission)).
 
 Further:
 
@@ -74,8 +77,24 @@ left; `explain` shows the ranking of each decision with the terms of the formula
 BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them, for
 their `horizon`; without one every request is taken to stay.
 
-The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing` and
-`policies/flow`.
+The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`,
+`policies/admission` and `policies/flow`.
+"""
+
+ADMISSIONS = """
+The admission policy says whether a request is taken at all: at its arrival, again at its turn, and while its computed
+prompt waits for a decode engine. What it refuses is answered with 429, the wait as `Retry-After`, and the reason in
+words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and retries
+are never refused by it, but the limits of the dispatcher hold for them: what `by_wait` holds in the queue counts for
+`max_queue` and `queue_timeout_s`. Default: `open`, until a live benchmark has shown `by_wait`; in simulation `by_wait`
+keeps its goodput at every load (`python -m benchmarks run overload`).
+
+```yaml
+router:
+  admission: {name: by_wait}
+ingress:
+  options: {class_slo: {interactive: {ttft_s: 2}, standard: {ttft_s: 5}}}
+```
 """
 
 FLOWS = """
@@ -106,7 +125,9 @@ def page() -> str:
     ):
         parts += [f"\n## {heading}\n", *(_policy(name, (PREFILL | DECODE)[name]) for name in names)]
     parts += ["\n## The load score\n", _load_score(), "\n## Limits of the dispatcher\n", _limits()]
-    parts += ["\n## Policies for flows\n", FLOWS, *(_flow_policy(name, kind) for name, kind in FLOW.items())]
+    parts += ["\n## Policies for admission\n", ADMISSIONS]
+    parts += [_bare_policy(name, kind) for name, kind in ADMISSION.items()]
+    parts += ["\n## Policies for flows\n", FLOWS, *(_bare_policy(name, kind) for name, kind in FLOW.items())]
     parts += ["\n### The reverse multi-level queue\n", _text_of(rmlq)]
     parts += ["\n### Sizes of permits\n", _table(ArbiterConfig, list(dataclasses.fields(ArbiterConfig)))]
     parts += [
@@ -117,8 +138,8 @@ def page() -> str:
     return "".join(parts)
 
 
-def _flow_policy(name: str, kind: type[Any]) -> str:
-    """Returns the section of a flow policy: what it does, its formula, its module's text, its parameters."""
+def _bare_policy(name: str, kind: type[Any]) -> str:
+    """Returns the section of a policy for flows or admission: what it does, formula, module's text, parameters."""
     fields = [f for f in dataclasses.fields(kind) if f.init and f.name != "name"]
     parameters = _table(kind, fields) if fields else "\nParameters: none.\n"
     text = f"\n### {name}\n\n{_paragraphs(kind.__doc__)}\n\nPaper: {kind.paper}.\n"

@@ -180,10 +180,21 @@ class AsyncSluice:
         dispatch: Mapping[str, Any] | None = None,
         flow: str | None = None,
         flow_params: Mapping[str, Any] | None = None,
+        admission: str | None = None,
+        admission_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies in use and returns them; see `Sluice.set_policies`."""
         call = set_policy_call(
-            self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
+            self._settings,
+            prefill,
+            decode,
+            prefill_params,
+            decode_params,
+            dispatch,
+            flow,
+            flow_params,
+            admission,
+            admission_params,
         )
         return parse(await self._answer(call), Policies)
 

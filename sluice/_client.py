@@ -183,15 +183,26 @@ class Sluice(Transport):
         dispatch: Mapping[str, Any] | None = None,
         flow: str | None = None,
         flow_params: Mapping[str, Any] | None = None,
+        admission: str | None = None,
+        admission_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies that decide, and returns them. The change lasts until the router restarts.
 
         A policy or limit that is None stays as it is; `dispatch` has limits of the dispatcher by name, and `flow` is
-        the policy that orders KV transfers, where they are scheduled. Raises
-        BadRequestError that says what is allowed; nothing is changed then.
+        the policy that orders KV transfers, where they are scheduled. `admission` is the policy that refuses requests
+        which would miss their objectives. Raises BadRequestError that says what is allowed; nothing is changed then.
         """
         call = set_policy_call(
-            self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
+            self._settings,
+            prefill,
+            decode,
+            prefill_params,
+            decode_params,
+            dispatch,
+            flow,
+            flow_params,
+            admission,
+            admission_params,
         )
         return parse(self._answer(call), Policies)
 

@@ -247,6 +247,8 @@ def policy_body(
     dispatch: Mapping[str, Any] | None,
     flow: str | None = None,
     flow_params: Mapping[str, Any] | None = None,
+    admission: str | None = None,
+    admission_params: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Returns a change of policies as JSON. Raises ValueError for parameters without a policy, or no change."""
     body: dict[str, Any] = {}
@@ -254,6 +256,7 @@ def policy_body(
         ("prefill", prefill, prefill_params),
         ("decode", decode, decode_params),
         ("flow", flow, flow_params),
+        ("admission", admission, admission_params),
     )
     for stage, name, params in chosen:
         if name is not None:
@@ -265,7 +268,7 @@ def policy_body(
     if dispatch:
         body["dispatch"] = dict(dispatch)
     if not body:
-        raise ValueError("nothing to change: give prefill, decode, flow or dispatch")
+        raise ValueError("nothing to change: give prefill, decode, admission, flow or dispatch")
     return json.dumps(body).encode()
 
 

@@ -152,9 +152,21 @@ class Dashboard(Transport):
         dispatch: Mapping[str, Any] | None = None,
         flow: str | None = None,
         flow_params: Mapping[str, Any] | None = None,
+        admission: str | None = None,
+        admission_params: Mapping[str, Any] | None = None,
     ) -> Change:
         """Changes the policies that decide, as `Sluice.set_policies` does."""
-        body = policy_body(prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params)
+        body = policy_body(
+            prefill,
+            decode,
+            prefill_params,
+            decode_params,
+            dispatch,
+            flow,
+            flow_params,
+            admission,
+            admission_params,
+        )
         return self._change("PUT", "/api/policy", body)
 
     def scaling(self) -> Scaling:

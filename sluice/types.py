@@ -375,17 +375,19 @@ class Available(Result):
     prefill: dict[str, Policy] = Field(default_factory=dict)
     decode: dict[str, Policy] = Field(default_factory=dict)
     flow: dict[str, Policy] = Field(default_factory=dict)
+    admission: dict[str, Policy] = Field(default_factory=dict)
 
 
 class Policies(Result):
     """The policies in use, those that can be chosen (`available`), and the dispatcher's limits (`dispatch`). `flow` is
-    None where KV transfers are not scheduled.
+    None where KV transfers are not scheduled, and `admission` None where the server is too old to have one.
     """
 
     prefill: Policy
     decode: Policy
     dispatch: dict[str, Any] = Field(default_factory=dict)
     flow: Policy | None = None
+    admission: Policy | None = None
     available: Available = Field(default_factory=Available)
 
 
@@ -545,13 +547,28 @@ class Choice(Result):
     ranking: list[Ranked] = Field(default_factory=list)
 
 
+class Admission(Result):
+    """The judgement of the admission policy by which a request was routed or refused. `terms` sum up to the expected
+    time from the arrival to the first token, and `budget_s` is the objective that they were compared with, in seconds.
+    For the reason tpot_objective both are about the time of a token.
+    """
+
+    verdict: str
+    reason: str = ""
+    budget_s: float | None = None
+    terms: dict[str, float] = Field(default_factory=dict)
+    wait_s: float = 0.0
+    detail: str = ""
+
+
 class Decision(Result):
     """One decision on a request's way.
 
     `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
     prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
-    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved.
+    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved. `admission`
+    is there where the admission policy has judged the request.
     """
 
     attempt_id: str
@@ -566,6 +583,7 @@ class Decision(Result):
     status: int | None = None
     reject_reason: str | None = Field(None, alias="reason")
     retry_after_s: float | None = None
+    admission: Admission | None = None
     quarantined: dict[str, str] = Field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.wire.messages import FlowRecord, Transfer
+from policies.admission.base import AdmissionPolicy
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.journal.lines import choice_of
 from policies.request.attempts import request_id_of
@@ -270,7 +271,7 @@ class DecisionLog:
         return len(self._ring)
 
 
-def described(policy: Policy) -> dict[str, Any]:
+def described(policy: Policy | AdmissionPolicy) -> dict[str, Any]:
     """Returns a description of a policy for people: its name, all its parameters, and its formula in terms of them."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}

@@ -167,4 +167,5 @@ def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Re
         block_hashes=unpack_hashes(message.block_hashes),
         block_tokens=message.block_tokens,
         waits_since_s=now_s - message.waits_s,
+        again=message.again or message.resumed_tokens > 0,
     )

@@ -344,7 +344,7 @@ class Status(TypedDict):
 
 
 class Policy(TypedDict):
-    """A routing or flow policy: its registered name, all its parameters, and its formula, written with their names."""
+    """A policy for routing, admission or flows: its registered name, all its parameters, and its formula in those."""
 
     name: str
     params: dict[str, Any]
@@ -356,6 +356,7 @@ class AvailablePolicies(TypedDict):
 
     prefill: dict[str, Policy]
     decode: dict[str, Policy]
+    admission: dict[str, Policy]
     flow: dict[str, Policy]
 
 
@@ -366,6 +367,7 @@ class Policies(TypedDict):
 
     prefill: Policy
     decode: Policy
+    admission: Policy
     dispatch: dict[str, Any]
     flow: Policy | None
     available: AvailablePolicies
@@ -383,6 +385,7 @@ class PolicyChange(TypedDict, total=False):
 
     prefill: str | PolicyChoice | None
     decode: str | PolicyChoice | None
+    admission: str | PolicyChoice | None
     flow: str | PolicyChoice | None
     dispatch: dict[str, Any] | None
 

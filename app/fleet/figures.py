@@ -102,7 +102,8 @@ ROUTER: dict[str, Metric] = _listed(
     "router", counter, "_total",
     (r"decisions_(\w+)", "decisions",
         "Decisions of the router: `prefill`, `prefill_colocated`, `prefill_degraded` (by a decode worker, because "
-        "there is no prefill worker), `decode_` and the policy's reason, `reject_` and the dispatcher's.", "decision"),
+        "there is no prefill worker), `decode_` and the policy's reason, `reject_` and that of the dispatcher or "
+        "of the admission policy (`ttft_objective`, `tpot_objective`, `late`).", "decision"),
     (r"quarantines_(\w+)", "quarantines",
         "Quarantines of workers that began, by reason: `failing`, or the figure by which a worker was slow "
         "(`slow_prefill`, `slow_admission`, `slow_decode`).", "reason"),

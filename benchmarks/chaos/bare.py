@@ -55,6 +55,7 @@ from app.ingress.tokenizer import WordCodec
 from app.serve import load
 from benchmarks.chaos.cuts import Cuts
 from benchmarks.live.load import run_fast
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.registry import decode_policy, prefill_policy
 
@@ -126,6 +127,7 @@ class Application:
             router.dispatch_config(),
             prefill_policy(router.prefill.name, router.prefill.params),
             decode_policy(router.decode.name, router.decode.params),
+            admission_policy(router.admission.name, router.admission.params),
         )
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}")
         journal = RouterJournal(router.journal_config(), dispatcher, "0") if router.journal else None

@@ -15,6 +15,7 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
     "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
+    "overload": "benchmarks.experiments.overload",
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",

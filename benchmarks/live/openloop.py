@@ -29,13 +29,14 @@ class Planned:
 class Answer:
     """The outcome of one request.
 
-    `problem` says why the answer is not whole; the times are valid only where it is None.
+    `problem` says why the answer is not whole; the times of text are valid only where it is None.
     """
 
     planned_s: float
     sent_s: float = 0.0
     first_s: float = 0.0  # first text
     last_s: float = 0.0  # finish reason
+    ended_s: float = 0.0  # end of the answer, whole or not
     problem: str | None = "not answered in time"
 
     @property
@@ -130,7 +131,7 @@ class _Connection(StreamConnection):
         assert answer is not None, "a request under way has its answer"
         if reusable:
             self._pool.idle.append(self)
-        answer.problem = problem
+        answer.problem, answer.ended_s = problem, time.perf_counter() - self._pool.start_s
         if problem is None:
             assert reader.first_s is not None
             assert reader.finish_s is not None

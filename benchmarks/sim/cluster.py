@@ -30,6 +30,7 @@ from benchmarks.sim.reports import Reports
 from benchmarks.sim.roles import Roles, announcement
 from benchmarks.sim.staged import StagedGroup
 from benchmarks.workloads.record import WorkloadRequest
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
 from policies.flow.base import Stage
 from policies.flow.stages import home_of
@@ -82,7 +83,10 @@ class Cluster:
         prefill, decode = prefill_policy(*config.prefill), decode_policy(*config.decode)
         note("prefill", config.prefill[0], prefill)
         note("decode", config.decode[0], decode)
-        self.dispatcher = Dispatcher(config.dispatch, prefill, decode)
+        admission = admission_policy(*config.admission)
+        if admission.watches:
+            note("admission", config.admission[0], admission)
+        self.dispatcher = Dispatcher(config.dispatch, prefill, decode, admission)
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)

@@ -331,6 +331,7 @@ class SimRequest(Life):
 
     def failed(self, failure: Failure) -> None:
         self.record.rejected = failure.code
+        self.record.rejected_s = self._ingress.kernel.now_s
         self._ingress.router.ended(self)
 
 
@@ -422,6 +423,7 @@ class Ingress:
             block_tokens=self.block_tokens if request.hashes else 0,
             predicted_tokens=self.router.predicted(request, now_s),
             waits_since_s=request.waits_since_s,
+            again=request.attempts > 0,
         )
         self.router.feed(ev.Arrived(now_s, asked))
 

@@ -32,6 +32,7 @@ class RequestRecord:
     first_token_s: float | None = None
     finished_s: float | None = None
     rejected: str | None = None
+    rejected_s: float | None = None
     tier: int | None = None
     transfer_bytes: int = 0
     prefill_hit_tokens: int = 0

@@ -54,6 +54,7 @@ def sim_config(base: Base, seed: int) -> SimConfig:
         engines=tuple(_spec(group, places.get(group.name)) for group in base.cluster.engines),
         prefill=(policies.prefill.name, policies.prefill.params),
         decode=(policies.decode.name, policies.decode.params),
+        admission=(policies.admission.name, policies.admission.params),
         dispatch=DispatchConfig(**policies.dispatch, seed=seed),
         network=network,
         forecasts=_forecasts(base, seed),

@@ -19,6 +19,8 @@ from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
 from benchmarks.whatif.scaling import Scaling
 from benchmarks.workloads.catalog import WORKLOADS
+from policies.admission.registry import DEFAULT as OPEN
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import TimingProfile
@@ -124,7 +126,7 @@ class PolicyChoice(_Strict):
 
 
 class Policies(_Strict):
-    """The router's configuration: its two policies, the options of `DispatchConfig`, and the length predictor.
+    """The router's configuration: its policies, the options of `DispatchConfig`, and the length predictor.
 
     `survival` and `exact_match` are fitted on the first 80 % of the workload and go on learning during the run;
     `oracle` knows the true lengths. Forecasts of running requests are made for the `horizon` of the decode policy, and
@@ -133,6 +135,7 @@ class Policies(_Strict):
 
     prefill: PolicyChoice = PolicyChoice()
     decode: PolicyChoice = PolicyChoice()
+    admission: PolicyChoice = PolicyChoice(name=OPEN)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     predictor: Literal["none", "survival", "exact_match", "oracle"] = "none"
     window_tokens: Count = 48
@@ -155,6 +158,7 @@ class Policies(_Strict):
         for stage, make, choice in (
             ("prefill", prefill_policy, self.prefill),
             ("decode", decode_policy, self.decode),
+            ("admission", admission_policy, self.admission),
         ):
             try:
                 make(choice.name, choice.params)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from policies.admission.base import Judgement
 from policies.flow.fetch_or_recompute import FetchReason
 from policies.network.oracle import TransferIntent
 from policies.record import record
@@ -42,6 +43,8 @@ class RoutePrefill:
     """Seconds from the request's arrival to this decision."""
     prefix: PrefixFetch | None = None
     """The decision about a prefix that another worker holds; None: there is none, or none is ever lent."""
+    admission: Judgement | None = None
+    """The judgement by which the request had its turn; None where the admission policy takes everything."""
 
 
 @record
@@ -61,7 +64,8 @@ class RouteDecode:
 @record
 class Reject:
     """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status, and
-    `detail` says more than `reason` where there is more to say.
+    `detail` says more than `reason` where there is more to say. `admission` is the judgement of the admission policy
+    that refused it; None where another rule did.
     """
 
     attempt_id: RequestId
@@ -69,6 +73,7 @@ class Reject:
     reason: str
     retry_after_s: float
     detail: str = ""
+    admission: Judgement | None = None
 
 
 Action = RoutePrefill | RouteDecode | Reject

@@ -21,10 +21,14 @@ that these rules allow:
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
   (`feasibility`).
 - Rescue: a pool entry whose lease is renewed no more and ends within `lease_margin_s` goes to the least loaded decode
-  worker with KV room for what the prompt adds, even if that has no free slot. Without such a worker it is prefilled
-  once more (at most `max_prefills` times in all) or rejected with 503.
+  worker with KV room for what the prompt adds, even if that has no free slot, but only if it has fewer than
+  `overcommit_slots` sequences beyond its slots. Without such a worker it is prefilled once more (at most `max_prefills`
+  times in all) or rejected with 503.
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
+- Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
+  While the head of the queue is refused at its turn, because it is late, the newest request of its priority that is
+  not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
 
 Entries are served by (priority, arrival), in the pool those first whose prefill worker drains. Nothing overtakes the
 head of the prefill queue, unless no ready worker serves its mode: then it waits aside for one that may be activated or
@@ -54,10 +58,14 @@ A request at which a policy raises an unexpected exception is rejected with 500,
 behind it, and all others are decided as if it were not there.
 """
 
+import dataclasses
 import math
 import random
 from collections.abc import Sequence
 
+from policies.admission.base import ADMITTED, AdmissionPolicy, Judgement, Verdict
+from policies.admission.open import Open
+from policies.admission.registry import admission_policy
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.feasibility import (
@@ -69,6 +77,7 @@ from policies.dispatch.feasibility import (
     may_prefill,
     rooms_of,
 )
+from policies.dispatch.gate import Fleet, Gate
 from policies.dispatch.kv_deadline import kv_due_s
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.lending import Lending
@@ -97,6 +106,11 @@ _RETRY_ALL = (ev.Tick, ev.PoliciesChanged, ev.StandbyChanged)
 WAKE_MARGIN_S = 10.0
 """Time beyond the limit of a wake for which requests wait for the autoscaler's word. ASSUMPTION: a restart of it."""
 
+MOST_RETRY_AFTER_S = 60.0
+"""Longest wait that a refusal names. ASSUMPTION: the load will have changed by then."""
+
+TAKE_ALL = Open()
+
 
 class Dispatcher:
     """The decisions of one router, by the rules of this module's docstring.
@@ -105,13 +119,21 @@ class Dispatcher:
     constructor raises ValueError where the decode policy and the limits contradict each other.
     """
 
-    def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
+    def __init__(
+        self,
+        config: DispatchConfig,
+        prefill: PrefillPolicy,
+        decode: DecodePolicy,
+        admission: AdmissionPolicy = TAKE_ALL,
+    ) -> None:
         check_overcommit(decode, config.overcommit_slots_of(decode))
         self.config = config
         self.prefill = prefill
         self.decode = decode
+        self.admission = admission
         self._settle()
         self.state = ClusterState()
+        self._gate = Gate(self.state, admission)
         self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
         self._queue = PrefillQueue()
@@ -174,6 +196,8 @@ class Dispatcher:
             self._stand_by(event)
         revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
         self.state.apply(event)
+        if isinstance(event, ev.Tick) and self._gate.watches:
+            self._gate.look(event.now_s)
         if isinstance(event, ev.PrefillDone):
             self._lending.prefilled(event.attempt_id)
         actions: list[Action] = []
@@ -209,6 +233,8 @@ class Dispatcher:
             self._measure_closing(now_s)
         elif isinstance(event, ev.Tick):
             self._expire_queue(now_s, actions)
+            if self._gate.watches:
+                self._shed(now_s, actions)
         if self._rescuing or isinstance(event, ev.Tick):
             self._rescue_leases(now_s, actions)
         freed_workers = self.state.take_freed_workers()
@@ -231,9 +257,13 @@ class Dispatcher:
             prefill = prefill_policy(event.prefill.name, event.prefill.params)
         if event.decode is not None:
             decode = decode_policy(event.decode.name, event.decode.params)
+        admission = self.admission
+        if event.admission is not None:
+            admission = admission_policy(event.admission.name, event.admission.params)
         config = self.config.changed(event.dispatch)
         check_overcommit(decode, config.overcommit_slots_of(decode))
-        self.config, self.prefill, self.decode = config, prefill, decode
+        self.config, self.prefill, self.decode, self.admission = config, prefill, decode, admission
+        self._gate.change(admission)
         self._settle()
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
@@ -241,7 +271,7 @@ class Dispatcher:
     def _settle(self) -> None:
         """Settles what the policies read, what the decode policy is offered, and when entries starve."""
         lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
-        self._needs = self.prefill.needs | self.decode.needs | lending
+        self._needs = self.prefill.needs | self.decode.needs | self.admission.needs | lending
         self._overcommit = self.config.overcommit_for(self.decode)
         self._overcommit_slots = self.config.overcommit_slots_of(self.decode)
         self._starves_from_s = self.config.starves_from_s
@@ -298,7 +328,39 @@ class Dispatcher:
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
         self._queue.push(request)
         if len(self._queue) > self.config.max_queue:
-            actions.append(self._reject(self._queue.least_urgent(), 429, "queue_full", now_s))
+            refused = self._queue.least_urgent()
+            actions.append(self._reject(refused, 429, "queue_full", now_s))
+            if refused == request.attempt_id:
+                return
+        if self._gate.watches:
+            judgement = self._gate.arrived(request, self.state.snapshot(now_s, ()), self._fleet())
+            if judgement.verdict is Verdict.REFUSE:
+                actions.append(self._refuse(request.attempt_id, judgement, now_s))
+            else:
+                self._gate.admitted(request, now_s)
+
+    def _fleet(self) -> Fleet:
+        return Fleet(self._pools, self._standby, self._woken_s, self.config.status_stale_s)
+
+    def _refuse(self, attempt_id: RequestId, judgement: Judgement, now_s: float) -> Reject:
+        """Rejects a request as the admission policy has judged; its wait is when another try may succeed."""
+        rejected = self._reject(attempt_id, 429, judgement.reason, now_s, judgement.detail)
+        retry_after_s = min(MOST_RETRY_AFTER_S, max(1.0, judgement.wait_s))
+        return dataclasses.replace(rejected, retry_after_s=retry_after_s, admission=judgement)
+
+    def _shed(self, now_s: float, actions: list[Action]) -> None:
+        """Rejects what has become late while it waited, in the queue and among the first entries of the pool."""
+        fleet = self._fleet()
+        for request in self._queue.waiting():
+            if request.terms.ttft_slo_s is not None:
+                judgement = self._gate.has_turn(request, self.state.snapshot(now_s, ()), fleet)
+                if judgement.verdict is Verdict.REFUSE:
+                    actions.append(self._refuse(request.attempt_id, judgement, now_s))
+        for entry in self.state.waiting(None, self.config.tick_entries):
+            if entry.request.terms.ttft_slo_s is not None:
+                judgement = self._gate.pooled(entry, self.state.snapshot(now_s, ()), fleet)
+                if judgement.verdict is Verdict.REFUSE:
+                    actions.append(self._refuse(entry.request.attempt_id, judgement, now_s))
 
     def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
         limit_s, reason = self.config.queue_timeout_s, "queue_timeout"
@@ -333,9 +395,10 @@ class Dispatcher:
 
     def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
         self._stuck_head = None
-        while (request := self._queue.head()) is not None:
+        while (turn := self._next_turn(now_s, actions)) is not None:
+            request, judgement = turn
             try:
-                route = self._route_prefill(request, self.state.snapshot(now_s, ()))
+                route = self._route_prefill(request, self.state.snapshot(now_s, ()), judgement)
             except (PolicyError, MemoryError):
                 raise
             except Exception as error:
@@ -353,7 +416,25 @@ class Dispatcher:
                 continue
             self._queue.remove(request.attempt_id)
             actions.append(route)
-        self._stuck_head = request
+        self._stuck_head = self._queue.head()
+
+    def _next_turn(self, now_s: float, actions: list[Action]) -> tuple[Request, Judgement | None] | None:
+        """Returns the request to be sent to a prefill worker now, with the judgement on it: the head of the queue, or
+        the newest of its priority if the head is late and refused. None where none is to be sent now.
+        """
+        request = self._queue.head()
+        if not self._gate.watches:
+            return None if request is None else (request, None)
+        fleet = self._fleet()
+        while request is not None:
+            judgement = self._gate.has_turn(request, self.state.snapshot(now_s, ()), fleet)
+            if judgement.verdict is Verdict.HOLD:
+                return None
+            if judgement.verdict is Verdict.ADMIT:
+                return request, None if judgement is ADMITTED else judgement
+            actions.append(self._refuse(request.attempt_id, judgement, now_s))
+            request = self._queue.newest(request.terms.priority) or self._queue.head()
+        return None
 
     def _hopeless(self, request: Request, now_s: float) -> str | None:
         """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon.
@@ -363,7 +444,9 @@ class Dispatcher:
         back_soon = lost and now_s - self._absent_since_s < self.config.absence_s
         return None if back_soon else self._pools.hopeless(request, self._standby)
 
-    def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
+    def _route_prefill(
+        self, request: Request, snapshot: Snapshot, judgement: Judgement | None = None
+    ) -> RoutePrefill | None:
         probed = self._prefill_probe(request, snapshot)
         if probed is not None:
             worker, decision, degraded = probed, probe_decision(probed, snapshot.now_s), False
@@ -388,7 +471,7 @@ class Dispatcher:
         fetches = prefix is not None and prefix.fetch
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated, fetches))
         waited_s = snapshot.now_s - request.arrived_s
-        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s, prefix)
+        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s, prefix, judgement)
 
     def _prefill_probe(self, request: Request, snapshot: Snapshot) -> Worker | None:
         """Returns a quarantined worker that this prompt is to try, or None."""
@@ -527,7 +610,8 @@ class Dispatcher:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
             ids = self._pools.decode_by_group.get(entry.group, ())
-            decision = rescue(entry, fresh(snapshot, ids, self.config.status_stale_s), snapshot.hits)
+            workers = fresh(snapshot, ids, self.config.status_stale_s)
+            decision = rescue(entry, workers, self.config.overcommit_slots, snapshot.hits)
             if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.attempt_id, decision), snapshot)
             if self.state.prefills(request.attempt_id) < self.config.max_prefills:

@@ -104,13 +104,17 @@ def _never(entry: PoolEntry) -> float:
     return math.inf
 
 
-def rescue(entry: PoolEntry, workers: Sequence[Worker], hits: PrefixHits = NO_HITS) -> Decision | None:
-    """Chooses the least loaded of `workers` with KV room for what the prompt adds there, even without a free slot. The
-    ranking holds the best RANKED of them.
+def rescue(
+    entry: PoolEntry, workers: Sequence[Worker], overcommit_slots: int, hits: PrefixHits = NO_HITS
+) -> Decision | None:
+    """Chooses the least loaded of `workers` with KV room for what the prompt adds there, also among those that have no
+    free slot, but fewer than `overcommit_slots` sequences beyond their slots. The ranking holds the best RANKED of
+    them.
 
-    Returns None when no worker has KV room.
+    Returns None when no worker has room.
     """
-    room = [w for w in workers if has_kv(entry.request, w, 0, hits)]
+    most = overcommit_slots
+    room = [w for w in workers if w.slots_used < w.slots + most and has_kv(entry.request, w, 0, hits)]
     if not room:
         return None
     ranked = heapq.nsmallest(RANKED, room, key=lambda w: (w.slots_used / w.slots, w.id))

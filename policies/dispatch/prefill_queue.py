@@ -20,6 +20,7 @@ class PrefillQueue:
         self._urgent: list[tuple[int, int, RequestId]] = []
         self._patient: list[tuple[int, int, RequestId]] = []
         self._aside: dict[RequestId, Request] = {}
+        self._newest: dict[int, list[tuple[int, RequestId]]] = {}  # by priority, the newest last
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -31,6 +32,7 @@ class PrefillQueue:
         self._aside.pop(request.attempt_id, None)
         heapq.heappush(self._urgent, (request.terms.priority, self._seq, request.attempt_id))
         heapq.heappush(self._patient, (-request.terms.priority, -self._seq, request.attempt_id))
+        self._newest.setdefault(request.terms.priority, []).append((self._seq, request.attempt_id))
         if len(self._patient) > 64 + 4 * len(self._waiting):  # most no longer wait
             self._urgent = [
                 (r.terms.priority, seq, attempt_id) for attempt_id, (seq, r) in self._waiting.items()
@@ -39,6 +41,9 @@ class PrefillQueue:
             self._urgent = [entry for entry in self._urgent if entry[-1] not in self._aside]
             heapq.heapify(self._urgent)
             heapq.heapify(self._patient)
+            self._newest = {}
+            for attempt_id, (seq, r) in sorted(self._waiting.items(), key=lambda item: item[1][0]):
+                self._newest.setdefault(r.terms.priority, []).append((seq, attempt_id))
 
     def remove(self, attempt_id: RequestId) -> None:
         """Removes a request; an id that is not in the queue is no error."""
@@ -65,6 +70,21 @@ class PrefillQueue:
                 return waiting[1]
             heapq.heappop(self._urgent)
         return None
+
+    def newest(self, priority: int) -> Request | None:
+        """Returns the request of a priority that came last; None when none waits, or only such as were set aside."""
+        of = self._newest.get(priority, [])
+        while of and self._waiting.get(of[-1][1], (0, None))[0] != of[-1][0]:
+            of.pop()
+        for seq, attempt_id in reversed(of):
+            waiting = self._waiting.get(attempt_id)
+            if waiting is not None and waiting[0] == seq and attempt_id not in self._aside:
+                return waiting[1]
+        return None
+
+    def waiting(self) -> list[Request]:
+        """Returns all requests that wait, in the order in which they were pushed."""
+        return [request for _, request in self._waiting.values()]
 
     def least_urgent(self) -> RequestId:
         """Returns the id of the request to be served last. Raises IndexError when the queue is empty."""

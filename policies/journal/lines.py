@@ -1,6 +1,6 @@
 """The lines of a dispatcher's journal, in JSON: every event, every action, every failure. `replay` decides them again.
 
-    {"journal": 4, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
+    {"journal": 5, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, ..}   header
     {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
     {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}
     {"error": "StaleEvent", "message": ".."}
@@ -15,9 +15,11 @@ same log, `first` is the number of the next event. Values are exact (`codec`). N
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from policies.admission.base import AdmissionPolicy
+from policies.admission.registry import DEFAULT as OPEN
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
 from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, encoder, loads
 from policies.routing.base import DecodePolicy, PrefillPolicy
@@ -39,6 +41,8 @@ class Header:
     dispatch: DispatchConfig
     prefill: ev.PolicyChoice
     decode: ev.PolicyChoice
+    # journals of earlier versions name none
+    admission: ev.PolicyChoice = field(default_factory=lambda: ev.PolicyChoice(OPEN))
 
 
 def _codecs(union: Any) -> dict[type, tuple[Encode, Decode]]:
@@ -59,7 +63,7 @@ _HEADER, _READ_HEADER = encoder(Header), decoder(Header)
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
+def choice_of(policy: PrefillPolicy | DecodePolicy | AdmissionPolicy) -> ev.PolicyChoice:
     """Returns a policy's registered name and all its parameters. Raises CodecError for one that is no plain data."""
     params: dict[str, Any] = {}
     for f in dataclasses.fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
@@ -73,7 +77,12 @@ def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
 def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
     """Returns the first line of a journal file: the header with the dispatcher's present configuration."""
     header = Header(
-        version, first, dispatcher.config, choice_of(dispatcher.prefill), choice_of(dispatcher.decode)
+        version,
+        first,
+        dispatcher.config,
+        choice_of(dispatcher.prefill),
+        choice_of(dispatcher.decode),
+        choice_of(dispatcher.admission),
     )
     assert _HEADER is not None
     return dumps({"journal": FORMAT, **_HEADER(header)})

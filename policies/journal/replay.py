@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Dispatcher
 from policies.journal.codec import CodecError, loads
 from policies.journal.lines import Header, JournalError, outcome_lines, parse_event, parse_header
@@ -69,7 +70,8 @@ def dispatcher_of(header: Header) -> Dispatcher:
         )
     prefill = prefill_policy(header.prefill.name, header.prefill.params)
     decode = decode_policy(header.decode.name, header.decode.params)
-    return Dispatcher(header.dispatch, prefill, decode)
+    admission = admission_policy(header.admission.name, header.admission.params)
+    return Dispatcher(header.dispatch, prefill, decode, admission)
 
 
 def outcome(dispatcher: Dispatcher, event: ev.Event) -> tuple[str, ...]:

@@ -441,6 +441,8 @@ class Life(Effects):
         trouble = f"There is {reason} ready" if missing else f"The server is overloaded ({reason})"
         if event.reason in _NOT_WOKEN:
             trouble = f"{_NOT_WOKEN[event.reason]}{event.detail and f' ({event.detail})'}"
+        elif event.detail:
+            trouble += f": {event.detail}"
         message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
         if event.status == 500:
             message = f"The router could not decide this request ({reason}); its log says why."

@@ -58,6 +58,10 @@ class LiveRequest:
     held: Held | None = None
     decode_routed_s: float | None = None
     """Time of the decision for the decode worker; None before it, after an adoption, and if the worker had no room."""
+    first_from_s: float | None = None
+    """Time from which the first token counts for the speed of its worker: the choice of a colocated worker, else the
+    admission; None before it, and after an adoption.
+    """
     finishes_at_tokens: float | None = None
     """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
     hit_blocks: dict[WorkerId, int] = field(default_factory=dict)

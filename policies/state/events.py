@@ -271,6 +271,7 @@ class PoliciesChanged:
     prefill: PolicyChoice | None = None
     decode: PolicyChoice | None = None
     dispatch: Mapping[str, Any] = field(default_factory=dict)
+    admission: PolicyChoice | None = None
 
 
 @record

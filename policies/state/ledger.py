@@ -34,6 +34,10 @@ from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
 from policies.state.views import Health, PoolEntry, Request, RequestId, WorkerId
+from policies.state.waiting import Waiting
+
+_WAITS = (Stage.QUEUED, Stage.PREFILLING, Stage.POOLED)
+"""Stages in which a request waits, in the queue or for a decode slot, unless it is colocated."""
 
 
 @dataclass(slots=True)
@@ -53,6 +57,10 @@ class Ledger:
     oracle: Oracle | None = None
     prefix: dict[str, PrefixIndex] = field(default_factory=dict)
     """Prefix indexes by engine group."""
+    queued: Waiting = field(default_factory=Waiting)
+    """Requests in stage QUEUED, in sums."""
+    without_slot: Waiting = field(default_factory=Waiting)
+    """Requests whose prompt is computed now or waits in the pool, and that hold no decode slot, in sums."""
     hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
     refused_items: int = 0
     """Number of items of ProgressedMany that did not fit, since the start."""
@@ -101,6 +109,8 @@ class Ledger:
         if live.decode_worker and decode_worker != live.decode_worker:
             self.freed_workers.add(live.decode_worker)
         self._book(live, -1)
+        if live.stage in _WAITS:
+            self._count(live, -1)
         before = live.prefill_worker, live.decode_worker
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)
@@ -108,8 +118,17 @@ class Ledger:
             live.tokens, live.finishes_at_tokens, live.held = 0, None, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
+        if stage in _WAITS:
+            self._count(live, +1)
         if live.request.block_hashes:
             self._book_blocks(live, before)
+
+    def _count(self, live: LiveRequest, sign: int) -> None:
+        """Adds (+1) or takes away (-1) a request that waits in the queue or for a decode slot."""
+        if live.stage is Stage.QUEUED:
+            self.queued.count(live.request, sign)
+        elif live.stage is not Stage.PREFILLING or live.decode_worker is None:
+            self.without_slot.count(live.request, sign)
 
     def shared(self, live: LiveRequest, worker: WorkerId, blocks: int) -> None:
         """Notes that the engine of a worker that the request names has found its first `blocks` blocks in its cache."""

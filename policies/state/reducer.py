@@ -18,7 +18,7 @@ from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import OutlierLimits
 from policies.state.pool import PoolKey, pool_key
 from policies.state.prefix_index import IndexHits, PrefixIndex
-from policies.state.standing import Figure, Standing
+from policies.state.standing import Figure, Standing, Work
 from policies.state.views import (
     NO_HITS,
     PoolEntry,
@@ -30,6 +30,7 @@ from policies.state.views import (
     Worker,
     WorkerId,
 )
+from policies.state.waiting import Backlog
 
 
 @dataclass(slots=True)
@@ -202,6 +203,30 @@ class ClusterState:
         load = self._ledger.loads.get(worker)
         speed = None if load is None else load.standing.speeds[Figure.PREFILL]
         return None if speed is None or not speed.samples else math.exp(speed.mean_log)
+
+    def works(self, now_s: float) -> dict[WorkerId, tuple[Role, Work]]:
+        """Returns what each worker has done until now, with its role, by id."""
+        return {
+            worker: (load.up.role, load.standing.work(load.generated_tokens, now_s))
+            for worker, load in sorted(self._ledger.loads.items())
+        }
+
+    def computing_for_s(self, worker: WorkerId, now_s: float) -> float:
+        """Returns for how long a worker has computed since it has finished a prompt, or since it was idle."""
+        standing = self._ledger.loads[worker].standing
+        if standing.busy_from_s is None:
+            return 0.0
+        return now_s - max(standing.idle_until_s, standing.computed_at_s)
+
+    def queued_until(self, priority: int) -> Backlog:
+        """Returns the sums over the queued requests that are at least as urgent as this priority."""
+        return self._ledger.queued.until(priority)
+
+    def without_slot_until(self, priority: int) -> Backlog:
+        """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are at least
+        as urgent as this priority.
+        """
+        return self._ledger.without_slot.until(priority)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

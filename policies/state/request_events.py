@@ -8,7 +8,7 @@ from policies.state.charges import Growth, Held, LiveRequest
 from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import BLAMELESS, OF_BOTH_ENDS, OF_WAITING, SHARED
 from policies.state.standing import PROMPT_TOKENS
-from policies.state.views import WorkerId
+from policies.state.views import Role, WorkerId
 
 
 def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
@@ -17,7 +17,9 @@ def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
     if known is not None:
         ledger.move(known, Stage.QUEUED)
         ledger.hit_memo.pop(request.attempt_id, None)  # its prompt may have grown
+        ledger.queued.count(known.request, -1)
     ledger.live[request.attempt_id] = LiveRequest(request, prefills=known.prefills if known else 0)
+    ledger.queued.count(request, +1)
 
 
 def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
@@ -26,6 +28,7 @@ def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
     live.fetches = event.fetches
     ledger.move(live, Stage.PREFILLING, prefill_worker=event.worker, decode_worker=decode_worker)
     live.prefills += 1
+    live.first_from_s = event.now_s if event.colocated else None
     load.unreported += 1
     ledger.outliers.probe(event.worker, event.attempt_id, event.now_s)
     ledger.last_chosen["prefill"] = event.worker
@@ -42,6 +45,7 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
         load.standing.computed_tokens += tokens
         if live.fetches:
             load.standing.computed(event.compute_s, event.now_s)
+        load.standing.prompt_done(live.request.prompt_tokens + PROMPT_TOKENS, event.now_s)
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
     if live.request.block_hashes:
         ledger.shared(live, worker, event.cached_tokens // live.request.block_tokens)
@@ -79,6 +83,8 @@ def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
             load = ledger.loads.get(receiver) if receiver is not None else None
             if load is not None:
                 load.standing.admitted(event.now_s - live.decode_routed_s)
+        if live.stage is Stage.TRANSFERRING:
+            live.first_from_s = event.now_s
         ledger.move(live, Stage.DECODING, decode_worker=receiver)
         if sender != receiver:
             ledger.outliers.succeeded(sender, attempt_id, event.now_s)
@@ -109,6 +115,8 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
             continue
         before, worker = live.tokens, live.decode_worker or ""
         live.tokens = tokens
+        if not before and tokens:
+            _first_token(ledger, live)
         load = loads.get(worker)
         # a worker may be away while its requests go on
         if load is not None:
@@ -126,6 +134,8 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
 def _grow(ledger: Ledger, live: LiveRequest, tokens: int) -> None:
     """Sets the generated tokens of a decoding request; of its charges only the worker's KV and the departure change."""
     before, live.tokens = live.tokens, tokens
+    if not before and tokens:
+        _first_token(ledger, live)
     # a worker may be away while its requests go on
     load = ledger.loads.get(live.decode_worker) if live.decode_worker is not None else None
     if load is not None:
@@ -133,6 +143,16 @@ def _grow(ledger: Ledger, live: LiveRequest, tokens: int) -> None:
         if live.finishes_at_tokens is not None:
             load.departures.grew([(live, before, tokens)])
         ledger.dirty.add(load.up.worker)
+
+
+def _first_token(ledger: Ledger, live: LiveRequest) -> None:
+    """Counts the time to a first token for the speed of its worker."""
+    load = ledger.loads.get(live.decode_worker) if live.decode_worker is not None else None
+    since_s, live.first_from_s = live.first_from_s, None
+    if load is not None and since_s is not None:
+        colocated = load.up.role is not Role.DECODE
+        work = live.request.prompt_tokens + PROMPT_TOKENS if colocated else 1.0
+        load.standing.first_token(ledger.now_s - since_s, work)
 
 
 def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
@@ -173,6 +193,7 @@ def _closed(ledger: Ledger, event: ev.Closed) -> None:
     if event.outcome == "finished":
         outliers.succeeded(receiver, event.attempt_id, event.now_s)
     ledger.move(live, Stage.QUEUED)
+    ledger.queued.count(live.request, -1)
     del ledger.live[event.attempt_id]
     ledger.hit_memo.pop(event.attempt_id, None)
     if outliers.quarantined:
@@ -184,6 +205,8 @@ def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
     known = ledger.live.get(event.request.attempt_id)
     if known is not None:
         ledger.move(known, Stage.QUEUED)
+        ledger.queued.count(known.request, -1)
+    ledger.queued.count(event.request, +1)
     live = LiveRequest(event.request, tokens=event.tokens, prefills=known.prefills if known else 1)
     ledger.live[event.request.attempt_id] = live
     prefill, decode = event.prefill_worker, event.decode_worker

@@ -6,6 +6,7 @@ Outlier detection (`outliers`) judges workers by these. All sums are kept for ea
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.state.views import Quarantine, RequestId, WorkerId
 
@@ -43,6 +44,28 @@ LEAST_WORK = {Figure.PREFILL: 1024, Figure.DECODE: 32}
 
 LEAST_WORK_OF_PROBE = 4
 """Fewest tokens by which a probe is judged."""
+
+
+class Work(NamedTuple):
+    """The work that a worker has done since it came. All are sums: seconds with some prompt in work until the last one
+    was computed, and the tokens of the prompts that were (each with PROMPT_TOKENS more, cached ones included); the
+    seconds for which its sequences decoded and the tokens that they generated; the seconds from the choice of the
+    worker to its slot and KV, and the number of sequences that got them; the seconds to the first token, and for how
+    much: sequences, or on a colocated worker tokens of prompts.
+    """
+
+    prompt_s: float = 0.0
+    prompt_tokens: float = 0.0
+    decoding_s: float = 0.0
+    generated_tokens: int = 0
+    start_s: float = 0.0
+    starts: int = 0
+    first_s: float = 0.0
+    firsts: float = 0.0
+
+    def since(self, before: "Work") -> "Work":
+        """Returns what was done since `before`."""
+        return Work(*[now - then for now, then in zip(self, before, strict=True)])  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -91,6 +114,16 @@ class Standing:
     idle_from_s: float = -math.inf
     idle_until_s: float = -math.inf
     computed_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens of all prompts computed, PROMPT_TOKENS more for each, cached ones included."""
+    prompt_s: float = 0.0
+    """Seconds with a prompt in work until the last prompt was computed."""
+    computed_at_s: float = -math.inf
+    """When the worker has finished a prompt, the latest time that this happened."""
+    start_s: float = 0.0
+    starts: int = 0
+    first_s: float = 0.0
+    firsts: float = 0.0
     seen: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """decoding_s, generated tokens, busy_s and computed_tokens at the last `look`."""
 
@@ -118,9 +151,35 @@ class Standing:
         self.busy_s += max(0.0, until_s - max(self.idle_from_s, now_s - compute_s))
         self.idle_from_s = max(self.idle_from_s, until_s)
 
+    def prompt_done(self, tokens: int, now_s: float) -> None:
+        """Notes that a prompt of `tokens` tokens, PROMPT_TOKENS and cached ones included, has been computed now."""
+        self.prompt_tokens += tokens
+        self.computed_at_s = now_s
+        self.prompt_s = self.busy_s + (0.0 if self.busy_from_s is None else now_s - self.busy_from_s)
+
     def admitted(self, seconds: float) -> None:
         """Notes that the worker took `seconds` to admit a request."""
         self.speeds[Figure.ADMISSION].add(Figure.ADMISSION, seconds)
+        self.start_s += seconds
+        self.starts += 1
+
+    def first_token(self, seconds: float, work: float) -> None:
+        """Notes that `work` sequences, or on a colocated worker tokens of a prompt, took `seconds` to a first token."""
+        self.first_s += seconds
+        self.firsts += work
+
+    def work(self, generated_tokens: int, now_s: float) -> Work:
+        """Returns what the worker has done until now. `generated_tokens` is its output since the start."""
+        return Work(
+            self.prompt_s,
+            self.prompt_tokens,
+            self.decoding_s + self.decoding * (now_s - self.decoding_at_s),
+            generated_tokens,
+            self.start_s,
+            self.starts,
+            self.first_s,
+            self.firsts,
+        )
 
     def look(self, generated_tokens: int, prefilling: int, now_s: float, of_probe: bool = False) -> None:
         """Makes samples of what was done since the last look, where that is work enough for one.

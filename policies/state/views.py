@@ -46,7 +46,8 @@ class Request:
     `block_hashes` are the chained hashes of the prompt's full KV blocks of `block_tokens` tokens, as the engines' KV
     events name them; they are empty where they are not known. `predicted_tokens` is the length predictor's expected
     output of one sequence. The client waits for its next token since `waits_since_s`, which an earlier attempt may have
-    begun (`Life.waits_since_s`; None: since this one arrived).
+    begun (`Life.waits_since_s`; None: since this one arrived). `again` says that an earlier attempt of the request
+    was served, at least in part.
     """
 
     attempt_id: RequestId
@@ -61,6 +62,7 @@ class Request:
     block_tokens: int = 0
     predicted_tokens: float | None = None
     waits_since_s: float | None = None
+    again: bool = False
 
     @property
     def ttft_from_s(self) -> float:

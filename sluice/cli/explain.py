@@ -14,7 +14,7 @@ from sluice.types import Choice, Decision, Explanation, KvFlow, KvTransfer, Poli
 
 from .output import Exit, UsageError, connect, natural_int, table
 
-STAGES = ("prefill", "decode", "flow")
+STAGES = ("prefill", "decode", "admission", "flow")
 _NAME = re.compile(r"\bw\.(?P<weight>\w+)|\b(?P<name>[A-Za-z_]\w*)\b")
 
 
@@ -68,13 +68,14 @@ def _decision(number: int, made: Decision, top: int) -> str:
     if made.decision is None:
         again = f", try again in {made.retry_after_s:g} s" if made.retry_after_s is not None else ""
         line = f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (attempt {made.attempt_id})"
-        return "\n".join([line, *_quarantined(made)])
+        return "\n".join([line, *_admission(made), *_quarantined(made)])
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
     due = "" if made.kv_due_s is None else f", KV due in {1000 * made.kv_due_s:.1f} ms"
     lines = [
         f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
         f"   reason   {chosen.reason}{waited}{due}",
+        *_admission(made),
         *_quarantined(made),
     ]
     if made.policy is not None:
@@ -102,6 +103,17 @@ def _flow(flow: KvFlow) -> str:
         f"KV flow {flow.source} -> {flow.target}: {levels} ({mlu}), {size}, "
         f"held {1000 * flow.held_s:.1f} ms, moved {1000 * flow.moved_s:.1f} ms{how}"
     )
+
+
+def _admission(made: Decision) -> list[str]:
+    """Returns a line with the sum that the admission policy has compared with the objective, or nothing."""
+    judged = made.admission
+    if judged is None or not judged.terms:
+        return []
+    named = " + ".join(f"{name.removesuffix('_s')} {value:.3f}" for name, value in judged.terms.items())
+    limit = "no objective" if judged.budget_s is None else f"objective {judged.budget_s:g} s"
+    each = "a token" if "token_s" in judged.terms else "first token"
+    return [f"   admission {each} expected after {sum(judged.terms.values()):.3f} s = {named}; {limit}"]
 
 
 def _quarantined(made: Decision) -> list[str]:
@@ -177,14 +189,17 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("show", "set"), help="show the policies in use, or change them now")
     parser.add_argument("--prefill", metavar="NAME", help="set: the policy that chooses prefill engines")
     parser.add_argument("--decode", metavar="NAME", help="set: the policy that chooses decode engines")
+    parser.add_argument(
+        "--admission", metavar="NAME", help="set: the policy that refuses what would miss its objectives"
+    )
     parser.add_argument("--flow", metavar="NAME", help="set: the policy that orders KV transfers")
     parser.add_argument(
         "--param",
         action="append",
         default=[],
         metavar="[STAGE.]K=V",
-        help="set: a parameter (others take their defaults); STAGE. (prefill., decode. or flow.) where several are"
-        " set; V is JSON, a word, or @FILE with JSON in it",
+        help="set: a parameter (others take their defaults); STAGE. (prefill., decode., admission. or flow.) where"
+        " several are set; V is JSON, a word, or @FILE with JSON in it",
     )
     parser.add_argument(
         "--dispatch", action="append", default=[], metavar="K=V", help="set: a limit of the dispatcher"
@@ -197,7 +212,7 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
 def run_policy(args: argparse.Namespace) -> int:
     """Prints the policies, after changing them for `set`, and returns the exit code."""
     if args.what == "show":
-        if args.prefill or args.decode or args.flow or args.param or args.dispatch:
+        if any(getattr(args, stage) for stage in STAGES) or args.param or args.dispatch:
             raise UsageError(
                 "`sluice policy show` changes nothing: write `sluice policy set` to change policies"
             )
@@ -206,9 +221,9 @@ def run_policy(args: argparse.Namespace) -> int:
     else:
         params = _stage_params(args)
         dispatch = dict(_assignment(text) for text in args.dispatch)
-        if not (args.prefill or args.decode or args.flow or dispatch):
+        if not any(getattr(args, stage) for stage in STAGES) and not dispatch:
             raise UsageError(
-                "nothing to set: give --prefill NAME, --decode NAME, --flow NAME or --dispatch K=V"
+                "nothing to set: give --prefill NAME, --decode NAME, --admission NAME, --flow NAME or --dispatch K=V"
             )
         with connect(args) as client:
             policies = client.set_policies(
@@ -219,6 +234,8 @@ def run_policy(args: argparse.Namespace) -> int:
                 dispatch=dispatch,
                 flow=args.flow,
                 flow_params=params["flow"],
+                admission=args.admission,
+                admission_params=params["admission"],
             )
     print(_json(policies) if args.json else render_policies(policies, every=args.all))
     return Exit.OK
@@ -231,7 +248,7 @@ def render_policies(policies: Policies, *, every: bool) -> str:
         policy: Policy | None = getattr(policies, stage)
         if policy is None:
             continue
-        lines += [f"{stage:9}{policy.name}", f"         {policy.formula}"]
+        lines += [f"{stage:8} {policy.name}", f"         {policy.formula}"]
         lines += [f"         {name} = {_short(value)}" for name, value in policy.params.items()]
     lines.append("dispatch " + ", ".join(f"{name} = {value}" for name, value in policies.dispatch.items()))
     for stage in STAGES:

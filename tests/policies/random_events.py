@@ -192,4 +192,5 @@ class Life:
         )
         wrong = {"kv_high_water": 2} if self.now_s % 1 < 0.5 else {"no_such_limit": 1}
         config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, wrong])
-        return ev.PoliciesChanged(self.now_s, prefill, decode, config)
+        admission = rng.choice([None, ev.PolicyChoice("open"), ev.PolicyChoice("by_wait", {"hold_s": 0.2})])
+        return ev.PoliciesChanged(self.now_s, prefill, decode, config, admission)

@@ -168,9 +168,11 @@ def test_a_command_reads_the_key_file(server: ContractServer, capsys: Captured) 
 def test_a_change_is_one_request(server: ContractServer, driver: Driver) -> None:
     driver.call(server.url, "set_policies", decode="netkv", decode_params={"variant": "static"})
     driver.call(server.url, "set_policies", prefill="random", dispatch={"max_queue": 3})
+    driver.call(server.url, "set_policies", admission="by_wait", admission_params={"margin": 0.5})
     assert [request.json for request in server.requests] == [
         {"decode": {"name": "netkv", "params": {"variant": "static"}}},
         {"prefill": {"name": "random", "params": {}}, "dispatch": {"max_queue": 3}},
+        {"admission": {"name": "by_wait", "params": {"margin": 0.5}}},
     ]
 
 
@@ -223,6 +225,23 @@ def test_explain_names_the_workers_that_the_policy_could_not_choose(
     server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": [made]}))
     assert main(["explain", "chatcmpl-1"]) == 0
     assert "   without  d7 (failing), p2 (slow prefill): quarantined\n" in capsys.readouterr().out
+
+
+def test_explain_shows_the_sum_of_the_admission_policy(server: ContractServer, capsys: Captured) -> None:
+    terms = {"waited_s": 0.5, "queue_s": 4.25, "first_step_s": 0.031}
+    judged = {"verdict": "refuse", "reason": "ttft_objective", "budget_s": 4.0, "terms": terms}
+    slow = {"verdict": "refuse", "reason": "tpot_objective", "budget_s": 0.02, "terms": {"token_s": 0.03}}
+    rejected = EXPLANATION["decisions"][2] | {"status": 429, "reason": "ttft_objective", "admission": judged}
+    taken = EXPLANATION["decisions"][0] | {"admission": judged | {"verdict": "admit"}}
+    made = [taken, rejected, rejected | {"admission": slow}]
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": made}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    out = capsys.readouterr().out
+    total = (
+        "first token expected after 4.781 s = waited 0.500 + queue 4.250 + first_step 0.031; objective 4 s"
+    )
+    assert out.count(f"   admission {total}\n") == 2
+    assert "   admission a token expected after 0.030 s = token 0.030; objective 0.02 s" in out
 
 
 def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(

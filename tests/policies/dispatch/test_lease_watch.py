@@ -80,15 +80,20 @@ def test_a_rescue_takes_the_least_loaded_worker_with_kv_room_even_without_a_slot
         state.apply(ev.DecodeRouted(0.0, f"x{i}", worker))
     entry = state.pool_entry("r0")
     workers = state.snapshot(0.0).workers
-    both = rescue(entry, [workers["d0"], workers["d1"]])
+    both = rescue(entry, [workers["d0"], workers["d1"]], 1)
     assert both is not None and both.worker == "d0" and both.reason is Reason.LEASE_RESCUE
     assert [(r.worker, r.cost) for r in both.ranking] == [("d0", 0.5), ("d1", 1.0)]
     enter(state, "y", 40.0, tokens=1)
     state.apply(ev.DecodeRouted(0.0, "y", "d0"))  # 99 tokens are left: too few
     workers = state.snapshot(0.0).workers
-    full = rescue(entry, [workers["d0"], workers["d1"]])
+    full = rescue(entry, [workers["d0"], workers["d1"]], 1)
     assert full is not None and full.worker == "d1"
-    assert rescue(entry, [workers["d0"]]) is None
+    assert rescue(entry, [workers["d0"]], 1) is None
+    # d1 has 2 sequences in 2 slots: none may be sent beyond them, or one more that is there already
+    assert rescue(entry, [workers["d0"], workers["d1"]], 0) is None
+    enter(state, "z", 40.0, tokens=1)
+    state.apply(ev.DecodeRouted(0.0, "z", "d1"))
+    assert rescue(entry, [state.snapshot(0.0).workers["d1"]], 1) is None
 
 
 def test_a_renewal_puts_an_entry_off_and_its_last_one_makes_it_due() -> None:

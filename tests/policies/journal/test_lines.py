@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.admission.base import Judgement, Verdict
 from policies.dispatch.actions import PrefixFetch
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
 from policies.flow.fetch_or_recompute import FetchReason
@@ -48,6 +49,7 @@ st.register_type_strategy(
         st.none() | st.from_type(ev.PolicyChoice),
         st.none() | st.from_type(ev.PolicyChoice),
         st.dictionaries(st.text(), PLAIN),
+        st.none() | st.from_type(ev.PolicyChoice),
     ),
 )
 st.register_type_strategy(
@@ -65,6 +67,18 @@ st.register_type_strategy(
         st.floats(),
         st.dictionaries(st.text(), st.floats()),
         st.floats(),
+    ),
+)
+st.register_type_strategy(
+    Judgement,
+    st.builds(
+        Judgement,
+        st.sampled_from(Verdict),
+        st.text(),
+        st.none() | st.floats(),
+        st.dictionaries(st.text(), st.floats()),
+        st.floats(),
+        st.text(),
     ),
 )
 TIER = st.integers(0, 3)

@@ -75,6 +75,8 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
         '"event":"PoliciesChanged"',
         '"event":"AttemptFailed"',
         '"reason":"probe"',
+        '"reason":"late"',
+        '"verdict":"refuse"',
     ):
         assert needed in text, needed
 

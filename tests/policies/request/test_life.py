@@ -236,6 +236,16 @@ def test_a_rejection_ends_it_without_another_word_to_the_router(stage: Stage) ->
     assert not life.tied
 
 
+def test_the_words_of_the_admission_policy_reach_the_client() -> None:
+    life = at(Stage.QUEUED)
+    life.on(Reject(429, "ttft_objective", 7.4, "the first token is expected after 9.1 s"), NOW_S)
+    failure = life.end()
+    assert (failure.status, failure.code, failure.retry_after_s) == (429, "ttft_objective", 7.4)
+    assert failure.message == (
+        "The server is overloaded (ttft objective): the first token is expected after 9.1 s; try again in 7 s."
+    )
+
+
 def test_the_router_may_send_a_pooled_request_to_prefill_again() -> None:
     life = at(Stage.POOLED)
     life.on(RoutePrefill("q", colocated=False), NOW_S)

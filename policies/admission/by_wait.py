@@ -1,0 +1,247 @@
+"""Admission by predicted wait: a request is taken if its first token is expected within its TTFT objective.
+
+    expected_s = waited_s + queue_s + prefill_s + pool_s + transfer_s + first_step_s
+    queue_s      = when a prefill worker is free, behind the prompts queued before it (`PrefillTier.start_s`)
+                   * tokens_per_s / (tokens_per_s - urgent_tokens_per_s)
+    prefill_s    = its prompt / the mean tokens_per_s of a prefill worker
+    pool_s       = max(0, slot_s - queue_s - prefill_s)
+    slot_s       = (e + z * sqrt(e)) / (departures_per_s - urgent_sequences_per_s)
+    e            = sequences before it that hold no slot yet + its own - free slots                    (0 if negative)
+    departures_per_s = slots / (output_tokens * token_s)
+    refused where  waited_s + (1 + margin) * (the other terms) > budget_s
+
+All rates are measured (`rates`); output_tokens is the mean forecast of the sequences before it, or where there is no
+predictor what ended sequences had. z is `deviations`: departures come at random, so that the wait for e of them has a
+deviation of about sqrt(e) gaps. More urgent requests that come later overtake it; what they take of the service, by
+what came of late, is no longer there for it (as in a queue with priorities, Cobham 1954). On a colocated worker the
+request waits for a slot first and computes its prompt there, so queue_s is slot_s, and there is no pool and transfer.
+A term of which nothing was measured yet counts as 0: what it takes shows when the request has its turn.
+
+A request is judged again when it has its turn, and while it waits in the pool: what cannot make its objective any more
+is shed, before more is spent on it. A request that would wait in the pool for longer than `hold_s` with its prompt
+computed is held in the queue, so that the pressure of decode reaches the queue before a prefill is spent. So is one
+that would wait for longer than `ahead_s` inside its prefill engine, where nothing more urgent could overtake it.
+
+A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
+get before it:
+
+    (1 + tpot_margin) * (token_s + token_per_sequence_s * sequences more on each worker) <= tpot_slo_s
+
+Requests without objectives and committed ones (`base.Case`) are held, and never refused. Adaptive LIFO, by which the
+newest goes first while the oldest is late, is the dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM
+Queue 13(8), 2015).
+Not claimed: fairness between tenants.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from policies.admission.base import (
+    ADMITTED,
+    Case,
+    DecodeTier,
+    Judgement,
+    Moment,
+    Outlook,
+    PrefillTier,
+    Verdict,
+)
+from policies.request.terms import Mode
+from policies.routing.base import Needs
+from policies.routing.params import Number, check
+from policies.state.standing import PROMPT_TOKENS
+from policies.state.waiting import Backlog
+
+LEAST_SHARE = 0.1
+"""Least share of the service that is expected to be left for a request however much comes that is more urgent."""
+
+Terms = dict[str, float]
+
+
+class _Way(NamedTuple):
+    """One way to the first token: its terms, the time of a token there (None: not measured), whether there is a wait
+    for a slot that is not known, and for how long the least loaded prefill worker has work.
+    """
+
+    terms: Terms
+    token_s: float | None
+    slot_unknown: bool = False
+    ahead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ByWait:
+    """Takes a request if its first token is expected within its TTFT objective and its later tokens within its TPOT
+    objective; what has become late meanwhile is shed.
+    """
+
+    # ASSUMPTION: all of these, to be measured by the experiment `overload`
+    margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.2
+    """Share by which the expected times to the first token are taken to be too short."""
+    tpot_margin: Annotated[float, Number(low=0.0, high=10.0)] = 0.03
+    """Share by which the expected time of a token is taken to be too short."""
+    deviations: Annotated[float, Number(low=0.0, high=10.0)] = 1.5
+    """z, the deviations of the wait for a slot that are added to its mean."""
+    hold_s: Annotated[float, Number(low=0.0, unit="s", endless=True)] = 2.0
+    """Longest expected wait in the pool for which a prompt is computed now; infinity holds nothing."""
+    ahead_s: Annotated[float, Number(above=0.0, unit="s", endless=True)] = 0.3
+    """Longest work of the least loaded prefill worker for which a further prompt is sent to one; infinity holds
+    nothing.
+    """
+    name: str = "by_wait"
+    paper: ClassVar[str] = (
+        "ours; queues with priorities after Cobham 1954, LIFO under overload after Maurer 2015"
+    )
+    formula: ClassVar[str] = (
+        "waited_s + queue_s + prefill_s + pool_s + transfer_s + first_step_s <= budget_s, and token_s <= tpot_slo_s"
+    )
+    needs: ClassVar[Needs] = Needs.LENGTHS
+    watches: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def judge(self, case: Case, outlook: Outlook) -> Judgement:
+        if outlook.sleeps:
+            return ADMITTED
+        slo_s, tpot_s = case.request.terms.ttft_slo_s, case.request.terms.tpot_slo_s
+        if slo_s is None and tpot_s is None and case.moment is not Moment.TURN:
+            return ADMITTED
+        found = self._expected(case, outlook)
+        if found is None:
+            return ADMITTED
+        token_s = found.token_s
+        terms = {"waited_s": max(0.0, case.now_s - case.counts_from_s), **found.terms}
+        wait_s = terms["queue_s"] + terms["pool_s"]
+        if not case.committed:
+            if tpot_s is not None and token_s is not None and (1.0 + self.tpot_margin) * token_s > tpot_s:
+                allowed = f"and the request allows {1e3 * tpot_s:.0f} ms"
+                said = f"a token is expected to take {1e3 * token_s:.0f} ms, {allowed}"
+                if case.moment is not Moment.POOLED:
+                    return Judgement(
+                        Verdict.REFUSE, "tpot_objective", tpot_s, {"token_s": token_s}, wait_s, said
+                    )
+            left_s = sum(terms.values()) - terms["waited_s"]
+            if slo_s is not None and terms["waited_s"] + (1.0 + self.margin) * left_s > slo_s:
+                reason = "ttft_objective" if case.moment is Moment.ARRIVAL else "late"
+                return Judgement(Verdict.REFUSE, reason, slo_s, terms, wait_s, in_words(terms, slo_s))
+        if case.moment is Moment.TURN:
+            blind = found.slot_unknown and math.isfinite(self.hold_s)
+            if blind or terms["pool_s"] > self.hold_s:
+                return Judgement(Verdict.HOLD, "decode_full", slo_s, terms, wait_s)
+            if found.ahead_s > self.ahead_s:
+                return Judgement(Verdict.HOLD, "prefill_full", slo_s, terms, wait_s)
+        return Judgement(Verdict.ADMIT, "", slo_s, terms, wait_s) if slo_s is not None else ADMITTED
+
+    # ------------------------------------------------------------------------------------------------ expectations
+
+    def _expected(self, case: Case, outlook: Outlook) -> _Way | None:
+        """Returns the way that is expected to be the shorter one; None where no worker takes such requests."""
+        terms, request = case.request.terms, case.request
+        split, whole, decode = outlook.prefill, outlook.colocated, outlook.decode
+        if terms.local or terms.mode is Mode.COLOCATED:
+            split = None
+        elif terms.mode is Mode.DISAGGREGATED:
+            whole = None
+        if case.moment is Moment.POOLED:
+            whole = None
+        share = 1.0
+        if split is not None and decode is not None and whole is not None:
+            # what is queued goes both ways
+            share = decode.slots / (decode.slots + whole.slots)
+        ways: list[_Way] = []
+        if split is not None and decode is not None:
+            ways.append(self._split(case, split, decode, outlook, share))
+        if whole is not None:
+            part = 1.0 if split is None or decode is None else 1.0 - share
+            ways.append(self._whole(case, whole, outlook, part, request.prompt_tokens))
+        return min(ways, key=lambda way: sum(way.terms.values()), default=None)
+
+    def _split(
+        self, case: Case, prefill: PrefillTier, decode: DecodeTier, outlook: Outlook, share: float
+    ) -> _Way:
+        """Returns the way of a request whose prompt is computed on another worker than decodes it."""
+        prompt = case.request.prompt_tokens + PROMPT_TOKENS
+        queued = case.queued.prompt_tokens + PROMPT_TOKENS * case.queued.prompts
+        queue_s = prefill_s = 0.0
+        if case.moment is not Moment.POOLED:
+            speed = prefill.tokens_per_s
+            left = 1.0
+            if case.moment is Moment.ARRIVAL and math.isfinite(speed):
+                # at its turn it would be in an engine next, where nothing overtakes it
+                left = _left(speed, outlook.urgent_tokens_per_s) / speed
+            queue_s = prefill.start_s(share * queued) / left
+            prefill_s = prompt * len(prefill.workers) / speed
+        before = share * case.queued.sequences + case.without_slot.sequences
+        slot_s = self._slot_s(before, case, decode, outlook)
+        terms = {
+            "queue_s": queue_s,
+            "prefill_s": prefill_s,
+            "pool_s": max(0.0, (slot_s or 0.0) - queue_s - prefill_s),
+            "transfer_s": decode.start_s or 0.0,
+            "first_step_s": decode.first_step_s or 0.0,
+        }
+        return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.workers[0].busy_s)
+
+    def _whole(
+        self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, prompt_tokens: int
+    ) -> _Way:
+        """Returns the way of a request whose prompt is computed where it is decoded."""
+        before = share * case.queued.sequences
+        slot_s = self._slot_s(before, case, tier, outlook)
+        terms = {
+            "queue_s": slot_s or 0.0,
+            "prefill_s": (tier.prompt_token_s or 0.0) * (prompt_tokens + PROMPT_TOKENS),
+            "pool_s": 0.0,
+            "transfer_s": 0.0,
+            "first_step_s": 0.0,
+        }
+        return _Way(terms, _token_s(before, case, tier))
+
+    def _slot_s(self, before: float, case: Case, tier: DecodeTier, outlook: Outlook) -> float | None:
+        """Returns the expected time until a slot is free for the request; None where there is none and nothing was
+        measured.
+        """
+        excess = before + case.request.slots - max(0, tier.slots - tier.used)
+        if case.moment is Moment.POOLED:
+            # its turn comes with the next slot that frees
+            excess = 0.0
+        if excess <= 0:
+            return 0.0
+        tokens = _mean_output(case.queued, case.without_slot) or tier.output_tokens
+        if tier.token_s is None or tokens is None:
+            return None
+        departures_per_s = _left(tier.slots / (tokens * tier.token_s), outlook.urgent_sequences_per_s)
+        return (excess + self.deviations * math.sqrt(excess)) / departures_per_s
+
+
+def _left(per_s: float, urgent_per_s: float) -> float:
+    """Returns the part of a service rate that more urgent work leaves."""
+    return max(LEAST_SHARE * per_s, per_s - urgent_per_s)
+
+
+def _mean_output(*backlogs: Backlog) -> float | None:
+    """Returns the mean forecast output of the sequences that wait; None where none of them has a forecast."""
+    foreseen = sum(backlog.foreseen for backlog in backlogs)
+    return sum(backlog.output_tokens for backlog in backlogs) / foreseen if foreseen else None
+
+
+def _token_s(before: float, case: Case, tier: DecodeTier) -> float | None:
+    """Returns the expected time of a token where the workers have the sequences that come before the request, too."""
+    if tier.token_s is None:
+        return None
+    more = min(before + case.request.slots, max(0, tier.slots - tier.used))
+    return tier.token_s + tier.token_per_sequence_s * more / tier.workers
+
+
+def in_words(terms: Mapping[str, float], budget_s: float) -> str:
+    """Returns the sum of the terms of an expected time as a sentence."""
+    parts = " + ".join(
+        f"{name.removesuffix('_s').replace('_', ' ')} {value:.2f}"
+        for name, value in terms.items()
+        if value >= 0.005
+    )
+    expected = f"the first token is expected after {sum(terms.values()):.1f} s ({parts})"
+    return f"{expected}, and the request allows {budget_s:g} s"

@@ -1,0 +1,225 @@
+"""The gate: the dispatcher's side of an admission policy (`policies.admission`).
+
+The gate measures service rates at each tick, makes the outlook from them and from the state, and has the policy judge a
+request at its arrival, at its turn, and while it waits in the pool. It refuses nothing itself: the dispatcher carries
+judgements out. For a policy that does not watch, the gate does nothing at all.
+"""
+
+import math
+
+from policies.admission.base import (
+    AdmissionPolicy,
+    Case,
+    DecodeTier,
+    Judgement,
+    Moment,
+    Outlook,
+    Prefiller,
+    PrefillTier,
+)
+from policies.admission.rates import Rate, Rates, WorkerRates
+from policies.dispatch.feasibility import WorkerPools, fresh
+from policies.state.reducer import ClusterState
+from policies.state.standby import Standby
+from policies.state.standing import PROMPT_TOKENS
+from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker, WorkerId
+from policies.state.waiting import NOTHING
+
+FADES_S = 10.0
+"""Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
+
+
+class Arrivals:
+    """Prompt tokens and sequences of the requests that were admitted of late, by priority, as rates that fade."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[float, float]] = {}
+        self._at_s: float | None = None
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Counts a request that was admitted now."""
+        self._fade(now_s)
+        tokens, sequences = self._of.get(request.terms.priority, (0.0, 0.0))
+        prompt = request.prompt_tokens + PROMPT_TOKENS
+        self._of[request.terms.priority] = tokens + prompt, sequences + request.slots
+
+    def above(self, priority: int, now_s: float) -> tuple[float, float]:
+        """Returns the prompt tokens and sequences per second of requests that are more urgent than this priority."""
+        self._fade(now_s)
+        urgent = [self._of[one] for one in sorted(self._of) if one < priority]
+        # a sum that fades with the half-life h, of a constant rate, is the rate times h / ln 2
+        per_s = math.log(2.0) / FADES_S
+        return per_s * sum(tokens for tokens, _ in urgent), per_s * sum(sequences for _, sequences in urgent)
+
+    def _fade(self, now_s: float) -> None:
+        if self._at_s is not None and now_s > self._at_s:
+            kept = 0.5 ** ((now_s - self._at_s) / FADES_S)
+            faded = {priority: (kept * a, kept * b) for priority, (a, b) in self._of.items()}
+            self._of = {priority: of for priority, of in faded.items() if of[1] > 1e-6}
+        self._at_s = now_s
+
+
+class Gate:
+    """The gate of one dispatcher, with its present policy."""
+
+    def __init__(self, state: ClusterState, policy: AdmissionPolicy) -> None:
+        self._state = state
+        self.policy = policy
+        self._rates = Rates()
+        self._arrivals = Arrivals()
+        self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
+        self._tiers_of: tuple[object, ...] = ()
+        """The inputs from which the tiers were made; many requests may be judged by the same ones."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether the policy is asked at all."""
+        return self.policy.watches
+
+    def change(self, policy: AdmissionPolicy) -> None:
+        """Replaces the policy. What was measured stays, unless the former one did not watch."""
+        if policy.watches and not self.policy.watches:
+            self._rates, self._arrivals = Rates(), Arrivals()
+        self.policy = policy
+
+    def look(self, now_s: float) -> None:
+        """Measures what the workers have done since the last look."""
+        self._rates.look(self._state.works(now_s), now_s)
+        self._tiers_of = ()
+
+    def arrived(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
+        """Judges a request that has arrived, and is in the queue already."""
+        priority = request.terms.priority
+        case = Case(
+            request,
+            Moment.ARRIVAL,
+            snapshot.now_s,
+            max(request.ttft_from_s, fleet.woken_s),
+            self._state.queued_until(priority).without(request),
+            self._state.without_slot_until(priority),
+            self._committed(request, 0),
+        )
+        return self.policy.judge(case, self._outlook(request, snapshot, fleet))
+
+    def has_turn(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
+        """Judges a request whose prompt would be computed now."""
+        case = Case(
+            request,
+            Moment.TURN,
+            snapshot.now_s,
+            max(request.ttft_from_s, fleet.woken_s),
+            NOTHING,
+            self._state.without_slot_until(request.terms.priority),
+            self._committed(request, 0),
+        )
+        return self.policy.judge(case, self._outlook(request, snapshot, fleet))
+
+    def pooled(self, entry: PoolEntry, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
+        """Judges a request that waits in the pool."""
+        request = entry.request
+        case = Case(
+            request,
+            Moment.POOLED,
+            snapshot.now_s,
+            max(request.ttft_from_s, fleet.woken_s),
+            committed=self._committed(request, 1),
+        )
+        return self.policy.judge(case, self._outlook(request, snapshot, fleet))
+
+    def admitted(self, request: Request, now_s: float) -> None:
+        """Counts a request that was admitted, for those that it will overtake."""
+        self._arrivals.add(request, now_s)
+
+    def _committed(self, request: Request, prefills: int) -> bool:
+        return request.again or self._state.prefills(request.attempt_id) > prefills
+
+    # -------------------------------------------------------------------------------------------------- the outlook
+
+    def _outlook(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Outlook:
+        pools, stale_s = fleet.pools, fleet.status_stale_s
+        if fleet.standby.wakes or not pools.any_ready:
+            return Outlook(sleeps=True)
+        urgent = self._arrivals.above(request.terms.priority, snapshot.now_s)
+        usual = snapshot.usual_output_tokens
+        # a snapshot has the workers of the one before as long as none has changed
+        made_of = (snapshot.workers, pools, snapshot.now_s, usual, stale_s)
+        if len(self._tiers_of) != len(made_of) or not all(map(_same, made_of, self._tiers_of)):
+            self._tiers_of = made_of
+            self._tiers = (
+                self._prefill(fresh(snapshot, pools.prefill, stale_s), snapshot.now_s),
+                self._decode(fresh(snapshot, pools.decode, stale_s), Role.DECODE, usual),
+                self._decode(fresh(snapshot, pools.colocated, stale_s), Role.COLOCATED, usual),
+            )
+        return Outlook(*self._tiers, *urgent)
+
+    def _of(self, worker: WorkerId) -> WorkerRates | None:
+        return self._rates.workers.get(worker)
+
+    def _prefill(self, workers: list[Worker], now_s: float) -> PrefillTier | None:
+        if not workers:
+            return None
+        rates = [self._of(w.id) for w in workers]
+        known = {
+            w.id: of.prompt_token.value
+            for w, of in zip(workers, rates, strict=True)
+            if of is not None and of.prompt_token.value
+        }
+        usual = sum(value for value in known.values() if value) / len(known) if known else 0.0
+        found = []
+        for w in workers:
+            token_s = known.get(w.id) or usual
+            left_s = token_s * (w.prefilling_tokens + PROMPT_TOKENS * w.prefilling)
+            busy_s = max(0.0, left_s - self._state.computing_for_s(w.id, now_s))
+            found.append(Prefiller(busy_s, 1.0 / token_s if token_s else math.inf))
+        return PrefillTier(tuple(sorted(found)))
+
+    def _decode(self, workers: list[Worker], role: Role, usual: float | None) -> DecodeTier | None:
+        if not workers:
+            return None
+        used = sum(w.slots_used for w in workers)
+        line = self._rates.lines.get(role)
+        of = [rates for w in workers if (rates := self._of(w.id)) is not None]
+        first = _mean([rates.first for rates in of])
+        split = role is Role.DECODE
+        return DecodeTier(
+            workers=len(workers),
+            slots=sum(_slots(w) for w in workers),
+            used=used,
+            token_s=None if line is None else line.at(used / len(workers)),
+            token_per_sequence_s=0.0 if line is None else line.slope,
+            output_tokens=usual,
+            start_s=_mean([rates.start for rates in of]) if split else None,
+            first_step_s=first if split else None,
+            prompt_token_s=None if split else first,
+        )
+
+
+class Fleet:
+    """The facts about the fleet that the gate needs beside a snapshot: the workers that take work, the phase of a fleet
+    that sleeps, when it has woken, and the age from which a report is stale.
+    """
+
+    __slots__ = ("pools", "standby", "status_stale_s", "woken_s")
+
+    def __init__(self, pools: WorkerPools, standby: Standby, woken_s: float, status_stale_s: float) -> None:
+        self.pools, self.standby = pools, standby
+        self.woken_s, self.status_stale_s = woken_s, status_stale_s
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are one object, or equal numbers."""
+    return one is other or (isinstance(one, float) and one == other)
+
+
+def _slots(worker: Worker) -> int:
+    """Returns the sequences that a worker can hold, in slots and in the KV that the present ones take on average."""
+    if not worker.slots_used or not worker.kv_tokens_in_use:
+        return worker.slots
+    fit = int(worker.kv_capacity_tokens * worker.slots_used / worker.kv_tokens_in_use)
+    return min(worker.slots, max(worker.slots_used, fit))
+
+
+def _mean(rates: list[Rate]) -> float | None:
+    """Returns seconds for each unit of work over several workers; None where none has done any."""
+    work = sum(rate.work for rate in rates)
+    return sum(rate.seconds for rate in rates) / work if work > 0 else None

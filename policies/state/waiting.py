@@ -1,0 +1,79 @@
+"""Sums over requests that wait, by priority, so that the work before a request is known without looking at each."""
+
+from dataclasses import dataclass, field
+
+from policies.record import record
+from policies.state.views import Request
+
+
+@record
+class Backlog:
+    """Requests that wait, in sums: their number, the tokens of their prompts, and the sequences that they will decode.
+    `foreseen` of these sequences have a forecast of their output, which sums up to `output_tokens`.
+    """
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    sequences: int = 0
+    foreseen: int = 0
+    output_tokens: float = 0.0
+
+    def without(self, request: Request) -> "Backlog":
+        """Returns the sums without one of the requests that they contain."""
+        tokens, slots = request.predicted_tokens, request.slots
+        return Backlog(
+            self.prompts - 1,
+            self.prompt_tokens - request.prompt_tokens,
+            self.sequences - slots,
+            self.foreseen - (slots if tokens is not None else 0),
+            self.output_tokens - (slots * tokens if tokens is not None else 0.0),
+        )
+
+
+NOTHING = Backlog()
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The fields of a `Backlog`, which change with each request that comes or goes."""
+
+    prompts: int = 0
+    prompt_tokens: int = 0
+    sequences: int = 0
+    foreseen: int = 0
+    output_tokens: float = 0.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The sums over all requests of one kind, by priority."""
+
+    _of: dict[int, _Sums] = field(default_factory=dict)
+
+    def count(self, request: Request, sign: int) -> None:
+        """Adds a request (`sign` +1), or takes it away (-1)."""
+        priority, slots = request.terms.priority, sign * request.slots
+        sums = self._of.get(priority)
+        if sums is None:
+            sums = self._of[priority] = _Sums()
+        sums.prompts += sign
+        sums.prompt_tokens += sign * request.prompt_tokens
+        sums.sequences += slots
+        if request.predicted_tokens is not None:
+            sums.foreseen += slots
+            sums.output_tokens += slots * request.predicted_tokens
+        if not sums.prompts:
+            # rounding errors of its sums end with it
+            del self._of[priority]
+
+    def until(self, priority: int) -> Backlog:
+        """Returns the sums over the requests that are at least as urgent as this priority."""
+        # in ascending order, because sums of fractions depend on it
+        some = [self._of[one] for one in sorted(self._of) if one <= priority]
+        return Backlog(
+            sum(one.prompts for one in some),
+            sum(one.prompt_tokens for one in some),
+            sum(one.sequences for one in some),
+            sum(one.foreseen for one in some),
+            sum((one.output_tokens for one in some), 0.0),
+        )

@@ -1,0 +1,281 @@
+"""The dispatcher with an admission policy: what it measures, whom it refuses, holds and sheds, and what it says."""
+
+import dataclasses
+import math
+
+import pytest
+
+from policies.admission.base import Verdict
+from policies.admission.by_wait import ByWait
+from policies.admission.open import Open
+from policies.dispatch.config import DispatchConfig
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.request.terms import Terms
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.state import events as ev
+from policies.state.standby import Phase, Standby
+from policies.state.standing import PROMPT_TOKENS
+from policies.state.views import Request, Role
+
+# prompts of this length count as 1,000 tokens
+PROMPT = 1000 - PROMPT_TOKENS
+PLAIN = ByWait(margin=0.0, deviations=0.0, tpot_margin=0.0)
+
+
+class Fleet:
+    """A prefill engine and a decode engine of `slots` slots, worked by hand: a prompt takes 1 s, a token 10 ms, an
+    answer 100 tokens.
+    """
+
+    def __init__(self, policy: ByWait | Open = PLAIN, slots: int = 2, prefill_slots: int = 1) -> None:
+        config = DispatchConfig(queue_timeout_s=1e6, max_queue=64, status_stale_s=1e6)
+        self.d = Dispatcher(config, JoinShortestQueue(), JoinShortestQueue(), policy)
+        self.now_s = 0.0
+        for name, role, n in (("p", Role.PREFILL, prefill_slots), ("d", Role.DECODE, slots)):
+            self.d.handle(ev.EngineUp(0.0, name, role, "g", name, n, 10**6))
+            self.d.handle(ev.EngineStatus(0.0, name, 0, 0, 0))
+
+    def arrive(
+        self, name: str, slo_s: float | None = None, priority: int = 0, again: bool = False, **terms: float
+    ) -> list[Action]:
+        made = Terms(priority=priority, ttft_slo_s=slo_s, **terms)  # type: ignore[arg-type]
+        request = Request(name, self.now_s, PROMPT, 100, terms=made, again=again)
+        return self.d.handle(ev.Arrived(self.now_s, request))
+
+    def tick(self, after_s: float = 0.0) -> list[Action]:
+        self.now_s += after_s
+        return self.d.handle(ev.Tick(self.now_s))
+
+    def prefilled(self, name: str, after_s: float = 1.0) -> list[Action]:
+        self.now_s += after_s
+        return self.d.handle(ev.PrefillDone(self.now_s, name, self.now_s + 600.0, 1, 0))
+
+    def decode(self, *names: str) -> list[Action]:
+        """Decodes 100 tokens of each sequence in 1 s, and ends them."""
+        for name in names:
+            self.d.handle(ev.Admitted(self.now_s, name))
+        self.d.handle(ev.Progressed(self.now_s + 0.01, names[0], 1))
+        self.now_s += 1.0
+        self.d.handle(ev.ProgressedMany(self.now_s, tuple((name, 100) for name in names)))
+        self.tick()
+        actions = []
+        for name in names:
+            actions += self.d.handle(ev.Closed(self.now_s, name, "finished", 100))
+        return actions
+
+    def measure(self) -> None:
+        """Has the gate measure what the engines do, and leaves the fleet empty."""
+        self.tick()
+        self.arrive("m0")
+        self.prefilled("m0")
+        self.decode("m0")
+        self.tick()
+        assert self.d.state.in_flight == 0
+
+
+def reject(actions: list[Action]) -> Reject:
+    [action] = actions
+    assert isinstance(action, Reject)
+    return action
+
+
+def test_rates_are_those_of_the_work_that_was_done() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    [route] = fleet.arrive("r", slo_s=5.0)
+    assert isinstance(route, RoutePrefill) and route.admission is not None
+    assert route.admission.verdict is Verdict.ADMIT and route.admission.budget_s == 5.0
+    # 1,000 tokens at 1 s; the decode engine had the KV at once and a first token after 10 ms
+    assert route.admission.terms == {
+        "waited_s": 0.0, "queue_s": 0.0, "prefill_s": pytest.approx(1.0), "pool_s": 0.0, "transfer_s": 0.0,
+        "first_step_s": pytest.approx(0.01),
+    }  # fmt: skip
+
+
+def test_what_cannot_make_it_is_refused_at_once_with_its_wait() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    for i in range(3):
+        assert not fleet.arrive(f"b{i}")
+    # one prompt is computed and three are queued: the fifth begins in 4 s and has its first token at 5.01 s
+    refused = reject(fleet.arrive("c", slo_s=5.0))
+    assert (refused.status, refused.reason, refused.retry_after_s) == (
+        429,
+        "ttft_objective",
+        pytest.approx(4.0),
+    )
+    assert refused.admission is not None and refused.admission.terms["queue_s"] == pytest.approx(4.0)
+    assert refused.detail.startswith("the first token is expected after 5.0 s (queue 4.00 + prefill 1.00")
+    assert fleet.d.queue_size == 3 and not fleet.arrive("d", slo_s=5.02)
+    # half of the prompt that is computed is done
+    fleet.tick(0.5)
+    assert fleet.d.queue_size == 4 and not fleet.arrive("e", slo_s=5.52)
+
+
+def test_the_same_fleet_takes_everything_with_open() -> None:
+    fleet = Fleet(Open())
+    fleet.measure()
+    for i in range(9):
+        assert not [a for a in fleet.arrive(f"r{i}", slo_s=1e-6) if isinstance(a, Reject)]
+    assert not fleet.tick(100.0) and fleet.d.queue_size == 8
+
+
+def test_retries_and_what_has_no_objective_are_taken() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    assert not fleet.arrive("none") and not fleet.arrive("again", slo_s=1e-6, again=True)
+    assert reject(fleet.arrive("first", slo_s=1e-6)).reason == "ttft_objective"
+    # nor is it shed later
+    assert not fleet.tick(60.0) and fleet.d.queue_size == 2
+
+
+def test_a_prompt_that_was_computed_before_is_not_refused_when_it_comes_back() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("back", slo_s=5.0)
+    fleet.prefilled("back")
+    fleet.d.handle(ev.Admitted(fleet.now_s, "back"))
+    fleet.arrive("other")
+    # preempted: the same attempt arrives again, behind another prompt and far too late
+    fleet.now_s += 30.0
+    assert not fleet.arrive("back", slo_s=1e-6)
+    assert fleet.d.queue_size == 1
+
+
+def test_more_urgent_requests_are_not_counted_as_before_but_as_overtaking() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    for i in range(3):
+        fleet.arrive(f"batch{i}", priority=1)
+    # only the prompt that is computed comes before it: 1 + 1 + 0.01 s
+    assert not fleet.arrive("fast", slo_s=2.02, priority=-1)
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    assert not fleet.arrive("x")
+    for i in range(3):
+        fleet.arrive(f"fast{i}", priority=-1)
+        fleet.d.handle(ev.Closed(fleet.now_s, f"fast{i}", "cancelled"))
+    # they left, but such as they come, and take 3 * ln 2 / 10 of the prefill worker's 1,000 tokens a second
+    refused = reject(fleet.arrive("y", slo_s=3.1))
+    assert refused.admission is not None
+    assert refused.admission.terms["queue_s"] == pytest.approx(2.0 / (1.0 - 0.3 * math.log(2.0)))
+
+
+def test_a_sleeping_fleet_refuses_nothing_and_budgets_count_from_its_waking() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    d = fleet.d
+    d.handle(ev.StandbyChanged(fleet.now_s, Standby(Phase.ASLEEP, (Role.PREFILL, Role.DECODE), 100.0)))
+    for name in ("p", "d"):
+        d.handle(ev.EngineDown(fleet.now_s, name))
+    assert not fleet.arrive("r", slo_s=1.5)
+    assert not fleet.tick(30.0)
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        d.handle(ev.EngineUp(fleet.now_s, name, role, "g", name, 2, 10**6))
+    d.handle(ev.StandbyChanged(fleet.now_s, Standby()))
+    d.handle(ev.EngineStatus(fleet.now_s, "d", 0, 0, 0))
+    [route] = d.handle(ev.EngineStatus(fleet.now_s, "p", 0, 0, 0))
+    assert isinstance(route, RoutePrefill) and route.admission is not None
+    assert route.waited_s == 30.0 and route.admission.terms["waited_s"] == 0.0
+
+
+def test_the_newest_goes_first_while_the_oldest_is_late() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    for name, slo_s in (("r0", 2.5), ("r1", 3.5), ("r2", 6.5)):
+        assert not fleet.arrive(name, slo_s=slo_s)
+    # the prompt of a takes 3.4 s, not 1 s: then r0 and r1 are too late. r2 and the newest are not, and the newest goes
+    # first, behind which r2 is still in time: 3.4 + 1 + 1 + 0.01 s
+    fleet.now_s += 3.0
+    assert not fleet.arrive("new", slo_s=6.0)
+    actions = fleet.prefilled("a", after_s=0.4)
+    rejected = {a.attempt_id: a.reason for a in actions if isinstance(a, Reject)}
+    routed = [a.attempt_id for a in actions if isinstance(a, RoutePrefill)]
+    assert rejected == {"r0": "late", "r1": "late"} and routed == ["new"]
+    assert fleet.d.queue_size == 1
+
+
+def test_a_late_request_is_shed_though_it_is_not_the_head() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    fleet.arrive("a")
+    fleet.arrive("patient")
+    assert not fleet.arrive("hurried", slo_s=3.5)
+    late = reject(fleet.tick(2.6))
+    assert (late.attempt_id, late.reason, late.status) == ("hurried", "late", 429)
+
+
+def test_prompts_are_not_computed_while_decode_is_full_and_begin_when_it_is_not() -> None:
+    fleet = Fleet(dataclasses.replace(PLAIN, hold_s=0.4), slots=1)
+    fleet.measure()
+    fleet.arrive("a")
+    fleet.prefilled("a")
+    fleet.d.handle(ev.Admitted(fleet.now_s, "a"))
+    fleet.tick(0.1)
+    # the slot of a is free in 1 s, when the prompt of b is computed: there is no wait in the pool
+    [first] = fleet.arrive("b")
+    assert isinstance(first, RoutePrefill)
+    fleet.prefilled("b", after_s=0.1)
+    # c must wait for a and b: 2 s, of which its prompt takes 1 s
+    assert not fleet.arrive("c") and fleet.d.queue_size == 1
+    assert not fleet.tick(0.2)
+    actions = fleet.d.handle(ev.Closed(fleet.now_s, "a", "finished", 100)) + fleet.tick(0.2)
+    assert [type(a) for a in actions] == [RoutePrefill, RouteDecode] or {type(a) for a in actions} == {
+        RoutePrefill,
+        RouteDecode,
+    }
+    assert fleet.d.queue_size == 0
+
+
+def test_an_entry_of_the_pool_that_is_late_gives_its_place_up() -> None:
+    fleet = Fleet(dataclasses.replace(PLAIN, hold_s=100.0), slots=1)
+    fleet.measure()
+    fleet.arrive("a")
+    fleet.prefilled("a")
+    fleet.d.handle(ev.Admitted(fleet.now_s, "a"))
+    fleet.arrive("b", slo_s=4.0)
+    fleet.prefilled("b")
+    assert not fleet.tick(2.9)
+    late = reject(fleet.tick(0.2))
+    assert (late.attempt_id, late.reason) == ("b", "late") and fleet.d.state.pool_size == 0
+    # a retry is not shed
+    fleet.arrive("c", slo_s=0.5, again=True)
+    fleet.prefilled("c")
+    assert not fleet.tick(10.0) and fleet.d.state.pool_size == 1
+
+
+def test_a_tpot_objective_below_what_a_token_takes_is_refused() -> None:
+    fleet = Fleet()
+    fleet.measure()
+    refused = reject(fleet.arrive("r", tpot_slo_s=0.009))
+    assert (refused.reason, refused.status, refused.retry_after_s) == ("tpot_objective", 429, 1.0)
+    [taken] = fleet.arrive("s", tpot_slo_s=0.011)
+    assert isinstance(taken, RoutePrefill)
+
+
+def test_the_policy_changes_at_run_time_and_measures_from_then_on() -> None:
+    fleet = Fleet(Open())
+    fleet.measure()
+    fleet.d.handle(ev.PoliciesChanged(fleet.now_s, admission=ev.PolicyChoice("by_wait", {"hold_s": 5.0})))
+    assert fleet.d.admission == ByWait(hold_s=5.0)
+    fleet.arrive("a")
+    # nothing was measured under `open`
+    assert not fleet.arrive("b", slo_s=1e-3)
+    with pytest.raises(ValueError, match="admission policy 'nope' is not known"):
+        fleet.d.handle(ev.PoliciesChanged(fleet.now_s, admission=ev.PolicyChoice("nope")))
+    assert fleet.d.admission == ByWait(hold_s=5.0)
+    fleet.d.handle(ev.PoliciesChanged(fleet.now_s, admission=ev.PolicyChoice("open")))
+    assert fleet.d.admission == Open()
+
+
+def test_a_full_queue_still_refuses_by_its_own_rule() -> None:
+    fleet = Fleet()
+    fleet.arrive("a")
+    for i in range(64):
+        fleet.arrive(f"r{i}")
+    assert reject(fleet.arrive("more", slo_s=1e6)).reason == "queue_full"
