@@ -9,6 +9,11 @@ import time
 _START_S = time.time() - time.monotonic()
 
 
+def monotonic_s(at_s: float) -> float:
+    """Returns a time of this clock in seconds of the machine's monotonic clock."""
+    return at_s - _START_S
+
+
 def clock_s() -> float:
     """Returns the present time in seconds since 1970, as accurate as the machine's clock was when this process
     began.

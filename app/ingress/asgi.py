@@ -44,6 +44,8 @@ OBSERVED = ("/metrics", "/sluice/status", "/health", "/health/live", "/health/re
 """Paths that a replica answers on its metrics port."""
 OUTPUT = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths of requests for output; one that is refused before its exchange begins has an access line, too."""
+TIMES = b"x-sluice-times"
+"""The header by which a client has the way of its request noted, hop by hop, for `explain`: `on`."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -175,7 +177,9 @@ class IngressApp:
         request_id = self.requests.new_id(given.decode("ascii") if given is not None and valid else None)
         if self.requests.traces is not None and b"traceparent" in request.headers:
             traceparent = request.headers[b"traceparent"].decode("ascii", "replace")
-            return request_id._replace(traceparent=traceparent)
+            request_id = request_id._replace(traceparent=traceparent)
+        if TIMES in request.headers:
+            request_id = request_id._replace(wants_times=request.headers[TIMES] == b"on")
         return request_id
 
     # -------------------------------------------------------------------------------------------------- endpoints
@@ -223,12 +227,18 @@ class IngressApp:
         if plan.engine_chat is not None:
             self._intake.check_tools(self.connections.decoding_features())
         if size <= self.config.offload_prompt_chars:
+            parsed_s = self.connections.now_s() if request_id.wants_times else None
             prompts = self._intake.prepare(plan, context)
-            self._open(plan, reply, request_id, started_s).begin(prompts)
+            exchange = self._open(plan, reply, request_id, started_s)
+            if parsed_s is not None:
+                exchange.parsed(parsed_s)
+            exchange.begin(prompts)
         else:
             self._intake.check_lengths(plan, context)
             self._intake_threads.take(size)
             exchange = self._open(plan, reply, request_id, started_s)
+            if request_id.wants_times:
+                exchange.parsed(self.connections.now_s())
             task = self._loop.create_task(self._start_large(exchange, context, size))
             self._preparing.add(task)
             task.add_done_callback(self._preparing.discard)

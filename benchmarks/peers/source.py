@@ -3,7 +3,7 @@
     python -m benchmarks.peers.source --role prefill --port 8101 --step-s 0.001
 
 It is the smallest server on uvicorn (vLLM's own stands on it, too) without a model, tokeniser or validation. A prefill
-answers with one JSON body that names a KV transfer; a decode waits for the transfer's time and streams one chunk a step.
+answers with one JSON body that names a KV transfer. A decode waits for the transfer's time and streams a chunk a step.
 The steps are those of the sim engine's own clock (`actors.engine.sim.clock`): work joins the next step, which begins at
 once if none is under way.
 
@@ -196,11 +196,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--role", choices=("prefill", "decode"), required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--step-s", type=float, required=True, help="time of a step, which makes one token a stream")
+    parser.add_argument(
+        "--step-s", type=float, required=True, help="time of a step, which makes one token a stream"
+    )
     parser.add_argument("--transfer-s", type=float, default=0.0, help="time of a KV transfer")
     args = parser.parse_args(argv)
     source = Source(args.role, Steps(args.step_s), args.transfer_s)
-    uvicorn.run(source, host="127.0.0.1", port=args.port, log_level="warning", access_log=False, lifespan="off")
+    uvicorn.run(
+        source, host="127.0.0.1", port=args.port, log_level="warning", access_log=False, lifespan="off"
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
