@@ -139,7 +139,8 @@ class DecisionLog:
     # the transfers of the requests in the ring, by request
     _moved: dict[str, list[Moved]] = field(default_factory=dict)
     # the ways of the requests in the ring whose times somebody wanted, by request: each with its attempt
-    _ways: dict[str, list[tuple[str, list[Hop]]]] = field(default_factory=dict)
+    # and the time of the request's arrival
+    _ways: dict[str, list[tuple[str, float, list[Hop]]]] = field(default_factory=dict)
     # a client's own x-request-id -> the request's id
     _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -198,14 +199,14 @@ class DecisionLog:
                 moved.append(Moved(now_s - transfer.ended_ago_s, transfer))
                 del moved[:-MOST_DECISIONS]
 
-    def timed(self, attempt_id: str, way: list[Hop]) -> None:
-        """Logs the way of an attempt that has ended, hop by hop. That of a request which the ring does not hold is
-        dropped.
+    def timed(self, attempt_id: str, arrived_s: float, way: list[Hop]) -> None:
+        """Logs the way of an attempt that has ended, hop by hop, and when its request arrived. That of a request that
+        the ring does not hold is dropped.
         """
         request_id = request_id_of(attempt_id)
         if way and request_id in self._ring:
             ways = self._ways.setdefault(request_id, [])
-            ways.append((attempt_id, way))
+            ways.append((attempt_id, arrived_s, way))
             del ways[:-MOST_DECISIONS]
 
     def times(self, request_id: str) -> list[dict[str, Any]]:
@@ -213,8 +214,8 @@ class DecisionLog:
         `request_id` is any id that `explain` takes.
         """
         return [
-            {"attempt_id": attempt_id, "hops": [hop._asdict() for hop in way]}
-            for attempt_id, way in self._ways.get(self._held_as(request_id), ())
+            {"attempt_id": attempt_id, "at_s": arrived_s, "hops": [hop._asdict() for hop in way]}
+            for attempt_id, arrived_s, way in self._ways.get(self._held_as(request_id), ())
         ]
 
     def name(self, attempt_id: RequestId, client_request_id: str) -> None:

@@ -6,7 +6,7 @@ when the ingress tells the moments of the other processes (`actors.telemetry.tim
 
 from collections.abc import Sequence
 
-from actors.router.clock import monotonic_s
+from actors.router.clock import clock_s, monotonic_s, time_of
 from actors.telemetry.times import CLOCK, Hop, Stamps, hops, now_s
 from actors.wire.messages import TimesTold
 from policies.dispatch.dispatcher import Action, RouteDecode, RoutePrefill
@@ -46,11 +46,15 @@ class Following:
             followed[begun] = monotonic_s(at_s)
             followed[decided] = followed[begun] + took_s
 
-    def ended(self, message: TimesTold) -> list[Hop]:
-        """Returns the whole way of an attempt that ends now, and forgets it; empty for one that is not followed."""
+    def ended(self, message: TimesTold) -> tuple[float, list[Hop]]:
+        """Forgets an attempt that ends now. Returns (when its request arrived, by the router's clock; its way)."""
         followed = self._at_s.pop(message.attempt_id, None)
         own = () if followed is None else (Stamps(self._name, "router", CLOCK, followed),)
-        return hops((*message.stamps, *own))
+        way = hops((*message.stamps, *own))
+        heard_s = next((hop.until_s for hop in way if hop.process == self._name), None)
+        if followed is None or heard_s is None:
+            return clock_s() - max((hop.until_s for hop in way), default=0.0), way
+        return time_of(followed["received"]) - heard_s, way
 
     def forget(self, attempt_id: str) -> None:
         """Forgets an attempt that is over."""

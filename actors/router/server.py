@@ -334,9 +334,11 @@ class RouterServer:
             channel.send(wire.Unknown(message.attempt_id))
 
     def _explained(self, message: wire.Transferred | wire.TimesTold) -> None:
-        """Notes what `explain` shows beside decisions: the way of an attempt, or transfers. Those that were held are reported for `explain`, whether or not the estimator is on."""
+        """Notes what `explain` shows beside decisions: the way of an attempt, or transfers. Those that were held come
+        whether or not the estimator is on.
+        """
         if isinstance(message, wire.TimesTold):
-            self.decisions.timed(message.attempt_id, self._following.ended(message))
+            self.decisions.timed(message.attempt_id, *self._following.ended(message))
             return
         if self._network.wants_transfers(self.dispatcher.needs):
             self._network.transferred(message, clock_s())

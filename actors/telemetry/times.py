@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from policies.request.life import Times
+
 Side = Literal["ingress", "router", "prefill", "decode"]
 Kind = Literal["work", "wait", "wire"]
 
@@ -103,6 +105,19 @@ _WINDOW: dict[Side, tuple[tuple[str, str], ...]] = {
     "decode": (("decode_routed", "first"), ("routed", "first")),
 }
 """Moments at the ingress between which a process did its part: its message left, and the answer came."""
+
+
+def at_ingress(process: str, arrived_s: float, noted: Mapping[str, float], times: Times) -> Stamps:
+    """Returns an attempt's moments at its ingress: those of its stages, and what the ingress `noted` of the request."""
+    reached = {
+        "submitted": times.submitted_s,
+        "routed": times.routed_s,
+        "pooled": times.pooled_s,
+        "decode_routed": times.decode_routed_s,
+        "first": times.attempt_first_s,
+    }
+    at_s = {"arrived": arrived_s, **noted}
+    return Stamps(process, "ingress", CLOCK, at_s | {name: s for name, s in reached.items() if s is not None})
 
 
 def hops(told: Sequence[Stamps]) -> list[Hop]:

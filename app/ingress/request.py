@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from actors.telemetry.facts import Attempt, Kept
 from actors.telemetry.logs import about
-from actors.telemetry.times import CLOCK, Stamps
+from actors.telemetry.times import Stamps, at_ingress
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
     Adopt,
@@ -177,17 +177,7 @@ class IngressRequest(Connected):
 
     def _tell_times(self, kept: Kept) -> None:
         """Tells the router the moments of the attempt that ends now."""
-        times = self.times
-        reached = {
-            "submitted": times.submitted_s,
-            "routed": times.routed_s,
-            "pooled": times.pooled_s,
-            "decode_routed": times.decode_routed_s,
-            "first": times.attempt_first_s,
-        }
-        at_s = {"arrived": self.spec.arrived_s, **kept.at_s}
-        at_s |= {moment: s for moment, s in reached.items() if s is not None}
-        own = Stamps(self._connections.name, "ingress", CLOCK, at_s)
+        own = at_ingress(self._connections.name, self.spec.arrived_s, kept.at_s, self.times)
         self._connections.to_router(TimesTold(self.attempt_id, (own, *kept.engines.get(self.attempt_id, ()))))
 
     def forget(self, outcome: Outcome) -> None:

@@ -140,8 +140,8 @@ class Transferred(Wire, frozen=True):
 
 
 class TimesTold(Wire, frozen=True):
-    """The moments of an attempt that came with `trace` and ends now, at the ingress and at engines; `explain` shows them.
-    It comes before Closed.
+    """The moments of an attempt that came with `trace` and ends now, at ingress and engines, for `explain`. It comes
+    before Closed.
     """
 
     attempt_id: str

@@ -1,1 +1,0 @@
-"""Sluice beside other routers of disaggregated serving, in one run on one machine."""
