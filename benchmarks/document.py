@@ -77,6 +77,17 @@ def _overhead(whole: Any) -> Iterator[Row]:
         yield Row(f"{tree['target']}: memory at rest (PSS)", None, tree["total"]["pss_bytes"] / 2**30, "GiB")
 
 
+def _waterfall(whole: Any) -> Iterator[Row]:
+    for case in whole["cases"]:
+        clients = f"bursts of {case['clients']}"
+        yield Row(f"{clients}: TTFT p50", None, case["ttft_p50_ms"], "ms")
+        yield Row(
+            f"{clients}: TTFT p50 where each request is followed", None, case["ttft_p50_followed_ms"], "ms"
+        )
+        for row in case["hops"]:
+            yield Row(f"{clients}: {row['name']}, {row['kind']}, mean", None, row["mean_ms"], "ms")
+
+
 def _coldstart(whole: Any) -> Iterator[Row]:
     for start in whole["starts"]:
         yield Row("from the start to ready", None, start["ready_s"], "s")
@@ -326,6 +337,12 @@ OTHERS: dict[str, Other] = {
         "What Sluice adds to an engine: vLLM's CPU engines (few requests)",
         "python -m benchmarks.live.overhead --only vllm --quick",
         _overhead,
+        drawn=True,
+    ),
+    "overhead/waterfall.json": Other(
+        "Where the time to the first token goes in bursts, hop by hop: sim engines",
+        "python -m benchmarks.live.waterfall",
+        _waterfall,
         drawn=True,
     ),
     "overhead/coldstart-sim.json": Other(

@@ -623,8 +623,29 @@ class KvTransfer(Result):
     descriptors: int = 0
 
 
+class Hop(Result):
+    """One part of an attempt's way, at a process or between two: `kind` is work, wait, or wire (sockets, and the event
+    loops at both ends). Times are seconds since the request's arrival.
+    """
+
+    name: str
+    process: str
+    kind: str
+    since_s: float
+    until_s: float
+
+
+class Way(Result):
+    """The way of one attempt to its first token, hop by hop. Its request arrived at `at_s` (seconds since 1970)."""
+
+    attempt_id: str
+    at_s: float
+    hops: list[Hop] = Field(default_factory=list)
+
+
 class Explanation(Result):
-    """All decisions made for a request, oldest first, and its KV transfers as far as the router heard of them.
+    """All decisions made for a request, oldest first, and its KV transfers as far as the router heard of them. `times`
+    has the ways of its attempts, if the client sent the header `x-sluice-times: on` or the request's trace is sampled.
 
     A request has an `attempt_id` for each try at each of its prompts.
     """
@@ -633,6 +654,7 @@ class Explanation(Result):
     decisions: list[Decision] = Field(default_factory=list)
     transfers: list[KvTransfer] = Field(default_factory=list)
     flows: list[KvFlow] = Field(default_factory=list)
+    times: list[Way] = Field(default_factory=list)
 
 
 class Change(Result):

@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from actors.engine.protocol import Engine, EngineMetrics
+from actors.telemetry.times import CLOCK, Side, Stamps, now_s
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import (
     Admitted,
@@ -44,6 +45,7 @@ from actors.wire.messages import (
     Role,
     Started,
     Status,
+    Timed,
     Tokens,
     WeightsRead,
 )
@@ -118,6 +120,16 @@ class Acquainted(Protocol):
         """Makes the acquaintance of engines, by their `EngineInfo.kv_peer`, in the background."""
 
 
+@runtime_checkable
+class Stepping(Protocol):
+    """An engine that knows when the step whose tokens it hands over began."""
+
+    @property
+    def step_began_s(self) -> float:
+        """The beginning of the present step, or of the last one, in seconds of the machine's monotonic clock."""
+        ...
+
+
 _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
     "stalled": ("stalled", "the engine's core stands still"),
     "down": ("engine_dead", "the engine's core has died"),
@@ -183,6 +195,9 @@ class EngineServer:
         self._watching = engine if isinstance(engine, SelfWatching) else None
         self.news = asyncio.Event()
         """Is set when work comes or the state changes; whoever waits for it clears it."""
+        self._stepping = engine if isinstance(engine, Stepping) else None
+        # the moments of tasks that came with `trace`, by key
+        self._followed: dict[str, dict[str, float]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._engine_state: EngineState = "ready"
         self.addresses: tuple[str, ...] = ()
@@ -418,6 +433,8 @@ class EngineServer:
         request.task = task
         self._working += 1
         self.news.set()
+        if message.trace is not None:
+            self._followed[request.key] = {"received": now_s()}
         if request.key != attempt_id:
             message = msgspec.structs.replace(message, attempt_id=request.key)
         if isinstance(message, Prefill):
@@ -513,6 +530,8 @@ class EngineServer:
             self._forget(request)
 
     def _task_ended(self, request: _Request) -> None:
+        if self._followed:
+            self._followed.pop(request.key, None)
         if request.task is not None:
             request.task = None
             self._working -= 1
@@ -520,6 +539,8 @@ class EngineServer:
             self._forget(request)
 
     def _forget(self, request: _Request) -> None:
+        if self._followed:
+            self._followed.pop(request.key, None)
         if request.task is not None:
             request.task = None
             self._working -= 1
@@ -549,6 +570,8 @@ class EngineServer:
         request.leased_s, request.lease_s = asyncio.get_running_loop().time(), msg.lease_s
         request.leased_until_s = request.leased_s + msg.lease_s
         request.leased_tokens, request.leased_rank = msg.prompt_tokens, self.engine.lease_rank(request.key)
+        if self._followed:
+            self._tell_prefill(request, msg)
         self._task_ended(request)
         request.client.channel.send(self._named(msg, request))
 
@@ -569,12 +592,16 @@ class EngineServer:
         """Sends the ingress the message that its decode has a slot, and that its KV is read now."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
+            if self._followed:
+                self._stamp(request, "reading")
             request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:
         """Sends the ingress the message that its decode has a slot and its KV."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
+            if self._followed:
+                self._stamp(request, "admitted")
             request.client.channel.send(self._named(msg, request))
 
     def failed(self, msg: Failed) -> None:
@@ -591,6 +618,8 @@ class EngineServer:
     def tokens(self, items: list[Out]) -> None:
         """Sends the pieces of one step, in one message for each connection."""
         requests = self._requests
+        if self._followed:
+            self._tell_first(items)
         batches: dict[Channel, list[Out]] = {}
         for item in items:
             request = requests.get(item.attempt_id)
@@ -610,6 +639,36 @@ class EngineServer:
                 batch.append(item)
         for channel, batch in batches.items():
             channel.send(Tokens(batch))
+
+    # ------------------------------------------------------------------------------------------------ moments
+
+    def _stamp(self, request: _Request, moment: str) -> None:
+        followed = self._followed.get(request.key)
+        if followed is not None:
+            followed[moment] = now_s()
+
+    def _tell_prefill(self, request: _Request, msg: PrefillDone) -> None:
+        """Tells the moments of a prefill that ends now, of which the engine itself measured the parts."""
+        followed = self._followed.pop(request.key, None)
+        if followed is not None:
+            followed["admitted"] = followed["received"] + msg.queue_s
+            followed["computed"] = followed["admitted"] + msg.compute_s
+            followed["sent"] = now_s()
+            self._tell(request, "prefill", followed)
+
+    def _tell_first(self, items: list[Out]) -> None:
+        """Tells the moments of the decodes whose first tokens are among these pieces."""
+        for item in items:
+            followed = self._followed.pop(item.attempt_id, None)
+            if followed is not None:
+                if self._stepping is not None:
+                    followed["step"] = self._stepping.step_began_s
+                followed["first"] = now_s()
+                self._tell(self._requests[item.attempt_id], "decode", followed)
+
+    def _tell(self, request: _Request, side: Side, followed: dict[str, float]) -> None:
+        stamps = Stamps(self._me.id, side, CLOCK, followed)
+        request.client.channel.send(Timed(request.attempt_id, stamps))
 
     @staticmethod
     def _named(msg: M, request: _Request) -> M:

@@ -184,6 +184,7 @@ class RouterAdmin:
             "decisions": decisions,
             "transfers": self._decisions.transfers(request_id),
             "flows": self._decisions.flows(request_id),
+            "times": self._decisions.times(request_id),
         }
 
     def _journal_status(self, tail: object) -> dict[str, Any]:

@@ -9,8 +9,18 @@ import time
 _START_S = time.time() - time.monotonic()
 
 
+def monotonic_s(at_s: float) -> float:
+    """Returns a time of this clock in seconds of the machine's monotonic clock."""
+    return at_s - _START_S
+
+
+def time_of(monotonic_s: float) -> float:
+    """Returns the time on this clock of a moment on the machine's monotonic clock."""
+    return _START_S + monotonic_s
+
+
 def clock_s() -> float:
     """Returns the present time in seconds since 1970, as accurate as the machine's clock was when this process
     began.
     """
-    return _START_S + time.monotonic()
+    return time_of(time.monotonic())

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from actors.telemetry.times import Hop
 from actors.wire.messages import FlowRecord, Transfer
 from policies.admission.base import AdmissionPolicy
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
@@ -138,6 +139,9 @@ class DecisionLog:
     _flowed: dict[str, list[FlowRecord]] = field(default_factory=dict)
     # the transfers of the requests in the ring, by request
     _moved: dict[str, list[Moved]] = field(default_factory=dict)
+    # the ways of the requests in the ring whose times somebody wanted, by request: each with its attempt
+    # and the time of the request's arrival
+    _ways: dict[str, list[tuple[str, float, list[Hop]]]] = field(default_factory=dict)
     # a client's own x-request-id -> the request's id
     _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -181,6 +185,7 @@ class DecisionLog:
         while len(self._ring) > self.capacity or self.candidates > MOST_CANDIDATES:
             request_id, dropped = self._ring.popitem(last=False)
             self._moved.pop(request_id, None)
+            self._ways.pop(request_id, None)
             self._flowed.pop(request_id, None)
             self.candidates -= sum(one.candidates for one in dropped)
 
@@ -194,6 +199,25 @@ class DecisionLog:
                 moved = self._moved.setdefault(request_id, [])
                 moved.append(Moved(now_s - transfer.ended_ago_s, transfer))
                 del moved[:-MOST_DECISIONS]
+
+    def timed(self, attempt_id: str, arrived_s: float, way: list[Hop]) -> None:
+        """Logs the way of an attempt that has ended, hop by hop, and when its request arrived. That of a request that
+        the ring does not hold is dropped.
+        """
+        request_id = request_id_of(attempt_id)
+        if way and request_id in self._ring:
+            ways = self._ways.setdefault(request_id, [])
+            ways.append((attempt_id, arrived_s, way))
+            del ways[:-MOST_DECISIONS]
+
+    def times(self, request_id: str) -> list[dict[str, Any]]:
+        """Returns the ways of a request's attempts, hop by hop, oldest first; empty if nobody wanted its times.
+        `request_id` is any id that `explain` takes.
+        """
+        return [
+            {"attempt_id": attempt_id, "at_s": arrived_s, "hops": [hop._asdict() for hop in way]}
+            for attempt_id, arrived_s, way in self._ways.get(self._held_as(request_id), ())
+        ]
 
     def name(self, attempt_id: RequestId, client_request_id: str) -> None:
         """Stores the id by which the client calls this request. If a client uses an id twice, it names the later

@@ -23,6 +23,7 @@ from actors.router.engines import Engines
 from actors.router.facts import FleetFacts
 from actors.router.fleet import FleetReport
 from actors.router.flows import FlowAgents
+from actors.router.following import Following
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
@@ -88,6 +89,7 @@ class RouterServer:
         traces: "DecisionTraces | None" = None,
     ) -> None:
         self._traces = traces
+        self._following = Following(me.id)
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
         self.decisions = DecisionLog()
@@ -242,8 +244,8 @@ class RouterServer:
                 self._leased(channel, message)
             case wire.Progress():
                 self._progress(channel, message)
-            case wire.Transferred():
-                self._transferred(message)
+            case wire.Transferred() | wire.TimesTold():
+                self._explained(message)
             case wire.Closed():
                 self._autoscaler.closed(message)
                 failed = failure_of(message, clock_s(), self.engines.workers)
@@ -299,6 +301,8 @@ class RouterServer:
             self.decisions.name(message.attempt_id, message.client_request_id)
         if self._traces is not None:
             self._traces.follow(message.attempt_id, message.trace)
+        if message.trace is not None:
+            self._following.begin(message.attempt_id)
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
@@ -321,14 +325,21 @@ class RouterServer:
         if isinstance(message, wire.LeaseRenewed):
             self._feed(ev.LeaseRenewed(now_s, message.attempt_id, now_s + message.lease_s))
             return
+        if self._following:
+            self._following.reported(message.attempt_id)
         self._kv_feed.prefilled(self.dispatcher.state.request(message.attempt_id), message.cached_tokens)
         worker = worker_of(message.engine_id or None, message.dp_rank)
         facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker, message.compute_s)
         if not self._fits(ev.PrefillDone(now_s, message.attempt_id, *facts)):
             channel.send(wire.Unknown(message.attempt_id))
 
-    def _transferred(self, message: wire.Transferred) -> None:
-        """Notes transfers. Those that were held are reported for `explain`, whether or not the estimator is on."""
+    def _explained(self, message: wire.Transferred | wire.TimesTold) -> None:
+        """Notes what `explain` shows beside decisions: the way of an attempt, or transfers. Those that were held come
+        whether or not the estimator is on.
+        """
+        if isinstance(message, wire.TimesTold):
+            self.decisions.timed(message.attempt_id, *self._following.ended(message))
+            return
         if self._network.wants_transfers(self.dispatcher.needs):
             self._network.transferred(message, clock_s())
         self.decisions.transferred(message.items, clock_s())
@@ -362,6 +373,8 @@ class RouterServer:
             return
         self._network.closed(attempt_id)
         self._autoscaler.forget(attempt_id)
+        if self._following:
+            self._following.forget(attempt_id)
         if self._traces is not None:
             self._traces.forget(attempt_id)
         if self._forecasts is not None:
@@ -430,6 +443,8 @@ class RouterServer:
             if self._traces is not None:
                 names = dispatcher.prefill.name, dispatcher.decode.name
                 self._traces.decided(event.now_s, took_s, actions, *names)
+            if self._following:
+                self._following.decided(event.now_s, took_s, actions)
             for action in actions:
                 self._act(action)
         if dispatcher.state.quarantine_version != self._quarantine_version:

@@ -5,6 +5,7 @@ when it has ended.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from actors.telemetry.times import Stamps
 from policies.request.ended import Result
 from policies.request.life import Times
 from policies.request.stage import Outcome
@@ -60,17 +61,25 @@ class Kept:
     of its prompts (`RequestEnd.result`). `place` is that of the whole request in its trace, or None where no traces are
     kept. If it is `sampled`, other processes add spans of their own; the trace of a request that is not sampled is kept
     only if it goes badly, with the ingress's spans alone.
+
+    `asked` is a place by which other processes follow a request whose times the client wants, where no traces are kept.
+    Of a request that they follow, `at_s` has the ingress's own moments, and `engines` what engines told of theirs, by
+    attempt (`actors.telemetry.times`).
     """
 
     place: Place | None = None
     sampled: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     results: list[Result | None] = field(default_factory=list)
+    asked: Place | None = None
+    at_s: dict[str, float] = field(default_factory=dict)
+    engines: dict[str, list[Stamps]] = field(default_factory=dict)
 
     @property
     def wire(self) -> str | None:
         """The place as it goes to router and engines, or None if they are to add nothing."""
-        return self.place.traceparent if self.sampled and self.place is not None else None
+        place = self.place if self.sampled else self.asked
+        return None if place is None else place.traceparent
 
     @property
     def trace_id(self) -> str:

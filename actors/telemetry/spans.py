@@ -6,6 +6,8 @@
       decode                        from that token to the last one, or to the failure
       migration | retry             from the failure of an attempt to the first token of the next, with a link to the
                                     span of the task that failed
+      engine NAME                   the parts of a task that the engine itself told: wait for a slot, prefill, report,
+                                    transfer, wait for a step, step
 
 The events `prepare`, `queue` and `pool` of the whole span have the time until the first attempt was submitted (the body
 is parsed, the template is filled and the text is tokenised), in the router's queue and in the pool. A colocated
@@ -23,6 +25,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_sp
 
 from actors.telemetry.export import Scribe
 from actors.telemetry.facts import Answered, Attempt
+from actors.telemetry.times import at_ingress, hops
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -114,6 +117,7 @@ def write(answered: Answered, scribe: Scribe) -> None:
         last = whole
         for part in parts_of(attempt):
             last = _write_part(scribe, part, attempt, inside)
+        _at_engines(scribe, answered, attempt, inside)
         if attempt.goes_on:
             ended.append((attempt, last))
     if answered.status >= 500:
@@ -174,6 +178,21 @@ def _write_part(scribe: Scribe, part: Part, attempt: Attempt, inside: Context) -
         span.set_status(Status(StatusCode.ERROR, attempt.code))
     span.end(scribe.wall_ns(part.end_s))
     return span
+
+
+def _at_engines(scribe: Scribe, answered: Answered, attempt: Attempt, inside: Context) -> None:
+    """Writes a span for each part of the attempt's tasks that engines told."""
+    told = answered.kept.engines.get(attempt.attempt_id, [])
+    engines = {one.process for one in told}
+    own = at_ingress("", answered.started_s, {}, attempt.times)
+    for hop in hops((own, *told)) if told else ():
+        if hop.process in engines and hop.kind != "wire":
+            attributes: Attributes = {"sluice.engine": hop.process, "sluice.attempt": attempt.attempt_id}
+            start_ns = scribe.wall_ns(answered.started_s + hop.since_s)
+            span = scribe.tracer.start_span(
+                f"engine {hop.name}", inside, SpanKind.INTERNAL, attributes, start_time=start_ns
+            )
+            span.end(scribe.wall_ns(answered.started_s + hop.until_s))
 
 
 def _goes_on(scribe: Scribe, before: Attempt, at: Span, attempt: Attempt, inside: Context) -> None:

@@ -558,11 +558,34 @@ class Assigned(TypedDict):
     after: RoleAndDuty
 
 
+class Hop(TypedDict):
+    """One part of an attempt's way, at a process or between two: work, a wait, or a wire with the event loops at its
+    ends. Times are seconds since the request's arrival.
+    """
+
+    name: str
+    process: str
+    kind: Literal["work", "wait", "wire"]
+    since_s: float
+    until_s: float
+
+
+class Way(TypedDict):
+    """The way of one attempt to its first token, hop by hop. Its request arrived at `at_s` (seconds since 1970)."""
+
+    attempt_id: str
+    at_s: float
+    hops: list[Hop]
+
+
 class Explanation(TypedDict):
-    """Every decision made for a request, oldest first; the fields depend on `action`."""
+    """Every decision made for a request, oldest first; the fields depend on `action`. `times` has the ways of its
+    attempts to their first token, if the client asked for them (`x-sluice-times`) or the request's trace is sampled.
+    """
 
     id: str
     decisions: list[dict[str, Any]]
+    times: list[Way]
 
 
 class EngineFacts(TypedDict):

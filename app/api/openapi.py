@@ -71,6 +71,11 @@ _EXTENSION_HEADERS = [
         {"enum": ["on", "off"]},
     ),
     _header(
+        "x-sluice-times",
+        "Has the way of the request to its first token noted hop by hop; `explain` shows it.",
+        {"enum": ["on", "off"]},
+    ),
+    _header(
         "x-sluice-mode",
         "Serves the request on one engine or on two, whatever the policy would choose. Needs an admin key.",
         {"enum": [mode.value for mode in Mode]},

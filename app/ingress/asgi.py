@@ -45,6 +45,8 @@ OBSERVED = ("/metrics", "/sluice/status", "/health", "/health/live", "/health/re
 """Paths that a replica answers on its metrics port."""
 OUTPUT = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths of requests for output; one that is refused before its exchange begins has an access line, too."""
+TIMES = b"x-sluice-times"
+"""The header by which a client has the way of its request noted, hop by hop, for `explain`: `on`."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -179,7 +181,9 @@ class IngressApp:
         request_id = self.requests.new_id(given.decode("ascii") if given is not None and valid else None)
         if self.requests.traces is not None and b"traceparent" in request.headers:
             traceparent = request.headers[b"traceparent"].decode("ascii", "replace")
-            return request_id._replace(traceparent=traceparent)
+            request_id = request_id._replace(traceparent=traceparent)
+        if TIMES in request.headers:
+            request_id = request_id._replace(wants_times=request.headers[TIMES] == b"on")
         return request_id
 
     # -------------------------------------------------------------------------------------------------- endpoints
@@ -254,19 +258,21 @@ class IngressApp:
         if plan.engine_chat is not None:
             self._intake.check_tools(self.connections.decoding_features())
         if size <= self.config.offload_prompt_chars:
+            parsed_s = self.connections.now_s() if request_id.wants_times else None
             prompts = self._intake.prepare(plan, context)
             if caller is None or self._gate is None:
-                self._open(plan, reply, request_id, started_s).begin(prompts)
+                self._open(plan, reply, request_id, started_s, parsed_s).begin(prompts)
             elif self._gate.waits:
-                exchange = self._open(plan, reply, request_id, started_s)
+                exchange = self._open(plan, reply, request_id, started_s, parsed_s)
                 self._later(exchange, self._admitted(exchange, prompts, caller))
             else:
                 grant = self._gate.admit_here(caller, plan, prompts)
-                self._open(plan, reply, request_id, started_s).begin(prompts, grant)
+                self._open(plan, reply, request_id, started_s, parsed_s).begin(prompts, grant)
         else:
             self._intake.check_lengths(plan, context)
             self._intake_threads.take(size)
-            exchange = self._open(plan, reply, request_id, started_s)
+            parsed_s = self.connections.now_s() if request_id.wants_times else None
+            exchange = self._open(plan, reply, request_id, started_s, parsed_s)
             self._later(exchange, self._prepared(exchange, context, size, caller))
 
     def _later(self, exchange: HttpExchange, begins: Coroutine[Any, Any, None]) -> None:
@@ -306,8 +312,12 @@ class IngressApp:
     def _prepare_unless_closed(self, exchange: HttpExchange, context: int) -> Prompts | None:
         return None if exchange.closed else self._intake.prepare(exchange.plan, context)
 
-    def _open(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> HttpExchange:
+    def _open(
+        self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float, parsed_s: float | None
+    ) -> HttpExchange:
         exchange = HttpExchange(self.requests, plan, reply, request_id, started_s)
+        if parsed_s is not None:
+            exchange.parsed(parsed_s)
         self.requests.opened(exchange)
         return exchange
 

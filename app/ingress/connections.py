@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from actors.loop_timeout import LoopTicks, Silence
 from actors.router.workers import standby_of
 from actors.telemetry import logs
+from actors.telemetry.times import Stamps
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import (
@@ -45,6 +46,7 @@ from actors.wire.messages import (
     RoutePrefill,
     SetLogs,
     Standby,
+    Timed,
     Tokens,
     Transfer,
     Transferred,
@@ -105,6 +107,9 @@ class Connected(Life):
 
     out: Out
 
+    def timed(self, stamps: Stamps) -> None:
+        """Takes what an engine tells of the moments of its task. It does so only for requests that are followed."""
+
 
 class IngressConnections:
     """The links of one replica to the router and the engines; `start` connects them.
@@ -121,6 +126,7 @@ class IngressConnections:
         metrics: IngressMetrics,
     ) -> None:
         self.config = config
+        self.name = me.id
         self.metrics = metrics
         self.limits = Limits(
             config.max_retries,
@@ -336,6 +342,9 @@ class IngressConnections:
         match message:
             case Tokens():
                 self._tokens(message)
+            case Timed():
+                if (life := self.live.get(message.attempt_id)) is not None:
+                    life.timed(message.stamps)
             case PrefillDone():
                 done = ev.PrefillDone(
                     message.lease_s,

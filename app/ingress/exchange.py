@@ -64,7 +64,7 @@ class HttpExchange:
         self._writer: StreamWriter | None = None
         self._id, self._client_request_id = request_id.own, request_id.client
         # for a trace or an observer, if there may be one: the attempts, and the status and time of the end
-        self._kept = requests.keep(_path(plan), request_id.traceparent)
+        self._kept = requests.keep(_path(plan), request_id)
         self._code, self._ended_s = 0, started_s
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
@@ -76,11 +76,18 @@ class HttpExchange:
         )
         reply.on_gone = self._gone
 
+    def parsed(self, at_s: float) -> None:
+        """Notes that the body of a request that is followed was parsed at `at_s`."""
+        if self._kept is not None:
+            self._kept.at_s["parsed"] = at_s
+
     def begin(self, prompts: Prompts, grant: Grant | None = None) -> None:
         """Starts one request per prompt. With a `grant` of an API key, the end settles it."""
         plan = self.plan
         if grant is not None:
             self._grant, self._limits = grant, grant.headers
+        if self._kept is not None and self._kept.wire is not None:
+            self._kept.at_s["tokenised"] = self._requests.connections.now_s()
         tokens, budgets, echoes = prompts
         self._tokens = tokens
         keep = not plan.stream
@@ -237,6 +244,8 @@ class HttpExchange:
             return
         if not reply.started:
             reply.start([SSE, NO_CACHE, *self._headers()])
+            if self._kept is not None and self._kept.wire is not None:
+                self._kept.at_s["written"] = self._requests.connections.now_s()
         pending, self._pending = self._pending, []
         if self._finish is not None:
             pending.append(self._finish)

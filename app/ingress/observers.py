@@ -89,7 +89,7 @@ class Observers:
             return
         if len(self._requests) < MOST_REQUESTS:
             # the ids of a place are numbers too long for the wire, so that of the trace goes as text
-            kept = dataclasses.replace(answered.kept, place=None)
+            kept = dataclasses.replace(answered.kept, place=None, asked=None, at_s={}, engines={})
             is_traced = answered.kept.sampled or answered.is_bad
             trace_id = answered.kept.trace_id if is_traced else ""
             self._requests.append(answered._replace(kept=kept, trace_id=trace_id))

@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 import logging
+import random
 import secrets
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from actors.telemetry.facts import Answered, Kept
+from actors.telemetry.facts import Answered, Kept, Place
 from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
 
@@ -19,12 +20,14 @@ log = logging.getLogger(__name__)
 class RequestId(NamedTuple):
     """The names of one HTTP request: the one that its answer `shown` has in x-request-id, `own` of this system, which
     no client chooses, and the `client`'s, or "". `traceparent` is the client's place in a trace, where traces are kept.
+    `wants_times` says whether the client wants the request's way noted, hop by hop.
     """
 
     shown: str
     own: str
     client: str = ""
     traceparent: str | None = None
+    wants_times: bool = False
 
 
 class OpenRequest(Protocol):
@@ -58,13 +61,19 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._open)
 
-    def keep(self, path: str, traceparent: str | None) -> Kept | None:
-        """Returns where the attempts of a request that begins are kept for its trace and for observers; None if nobody
-        wants them.
+    def keep(self, path: str, name: RequestId) -> Kept | None:
+        """Returns where the attempts of a request that begins are kept, for its trace, for observers, and for a client
+        that wants its times; None if nobody wants them.
         """
         if self.traces is not None:
-            return self.traces.begin(path, traceparent)
-        return Kept() if self._observers.has_room() else None
+            kept = self.traces.begin(path, name.traceparent)
+            kept.sampled |= name.wants_times
+            return kept
+        seen = self._observers.has_room()
+        if name.wants_times:
+            # a place in no trace that is kept: by it router and engines know that the request is followed
+            return Kept(asked=Place(random.getrandbits(128) or 1, random.getrandbits(64) or 1))
+        return Kept() if seen else None
 
     def ended(self, answered: Answered) -> None:
         """Hands over what was kept of a request that has ended."""

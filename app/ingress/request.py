@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from actors.telemetry.facts import Attempt, Kept
 from actors.telemetry.logs import about
+from actors.telemetry.times import Stamps, at_ingress
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
     Adopt,
@@ -28,6 +29,7 @@ from actors.wire.messages import (
     RenewKV,
     Resume,
     Submit,
+    TimesTold,
 )
 from app.api.chunks import Choice
 from app.api.errors import ApiError
@@ -165,6 +167,18 @@ class IngressRequest(Connected):
                 level=moved.level,
             )
         kept.attempts.append(attempt)
+        if kept.wire is not None:
+            self._tell_times(kept)
+
+    def timed(self, stamps: Stamps) -> None:
+        kept = self.spec.kept
+        if kept is not None:
+            kept.engines.setdefault(self.attempt_id, []).append(stamps)
+
+    def _tell_times(self, kept: Kept) -> None:
+        """Tells the router the moments of the attempt that ends now."""
+        own = at_ingress(self._connections.name, self.spec.arrived_s, kept.at_s, self.times)
+        self._connections.to_router(TimesTold(self.attempt_id, (own, *kept.engines.get(self.attempt_id, ()))))
 
     def forget(self, outcome: Outcome) -> None:
         self._connections.forget(self)

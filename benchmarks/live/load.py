@@ -27,7 +27,8 @@ GRACE_S = 30.0
 class Load:
     """The load to send. `bodies` are used in turn; the run ends after `requests` requests or `max_s` seconds.
 
-    Requests that are under way then have `grace_s` seconds to end; what has not ended is cut, which is a failure.
+    Requests that are under way then have `grace_s` seconds to end; what has not ended is cut, which is a failure. With
+    `heads`, each body is sent with further header lines, those at its index.
     """
 
     port: int
@@ -38,8 +39,11 @@ class Load:
     max_s: float
     host: str = "127.0.0.1"
     grace_s: float = GRACE_S
+    heads: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
+        if self.heads and len(self.heads) != len(self.bodies):
+            raise ValueError(f"{len(self.heads)} heads for {len(self.bodies)} bodies: each body needs one")
         if self.concurrency < 1 or self.requests < 1 or not self.bodies or self.max_s <= 0:
             raise ValueError("a load needs bodies, and concurrency, requests and max_s above 0")
 
@@ -104,9 +108,9 @@ def body_of(
     return json.dumps(body | dict(extra or {})).encode()
 
 
-def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
-    """Returns the bytes of the whole HTTP/1.1 request."""
-    lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json"]
+def request_bytes(host: str, port: int, path: str, body: bytes, head: Sequence[str] = ()) -> bytes:
+    """Returns the bytes of the whole HTTP/1.1 request, with further header lines `head`."""
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json", *head]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
@@ -117,7 +121,11 @@ class _Run:
         self.load = load
         self._stop = stop
         self.result = LoadResult()
-        self._requests = [request_bytes(load.host, load.port, load.path, body) for body in load.bodies]
+        heads = load.heads or [()] * len(load.bodies)
+        self._requests = [
+            request_bytes(load.host, load.port, load.path, body, head)
+            for body, head in zip(load.bodies, heads, strict=True)
+        ]
         self._taken = 0
         self._end_s = time.perf_counter() + load.max_s
 

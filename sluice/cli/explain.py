@@ -10,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.types import Choice, Decision, Explanation, KvFlow, KvTransfer, Policies, Policy, Ranked
+from sluice.types import Choice, Decision, Explanation, KvFlow, KvTransfer, Policies, Policy, Ranked, Way
 
 from .output import Exit, UsageError, connect, natural_int, table
 
 STAGES = ("prefill", "decode", "admission", "flow")
+BAR = 48
+"""Characters of the bars of a waterfall, all together."""
+BARS = {"work": "=", "wait": ".", "wire": "-"}
+"""The character of each kind of hop."""
 _NAME = re.compile(r"\bw\.(?P<weight>\w+)|\b(?P<name>[A-Za-z_]\w*)\b")
 
 
@@ -35,6 +39,11 @@ def configure_explain(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="formula with numbers for the N best (default 3)",
     )
+    parser.add_argument(
+        "--times",
+        action="store_true",
+        help="where the time to the first token went, hop by hop, of a request that had the header x-sluice-times: on",
+    )
     parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
     parser.set_defaults(run=run_explain)
 
@@ -45,8 +54,37 @@ def run_explain(args: argparse.Namespace) -> int:
         raise UsageError("REQUEST_ID is empty: give the id of an answer (chatcmpl-...) or its x-request-id")
     with connect(args) as client:
         explanation = client.explain(args.request_id)
-    print(_json(explanation) if args.json else render_explanation(explanation, args.top))
+    if args.json:
+        print(_json(explanation))
+    else:
+        print(render_times(explanation) if args.times else render_explanation(explanation, args.top))
     return Exit.OK
+
+
+def render_times(explanation: Explanation) -> str:
+    """Returns the way of each attempt as text: a line for each hop, with its time and a bar at its place."""
+    if not explanation.times:
+        return (
+            f"request {explanation.id}: no times are known. They are noted of a request with the header"
+            " x-sluice-times: on (extra_headers in the SDK), and of one whose trace is sampled"
+        )
+    return "\n\n".join(_way(way) for way in explanation.times)
+
+
+def _way(way: Way) -> str:
+    whole_s = max((hop.until_s for hop in way.hops), default=0.0)
+    rows = []
+    for hop in way.hops:
+        start, end = (round(BAR * at_s / whole_s) if whole_s else 0 for at_s in (hop.since_s, hop.until_s))
+        bar = " " * min(start, BAR - 1) + BARS.get(hop.kind, "#") * max(1, end - start)
+        took_ms, since_ms = 1e3 * (hop.until_s - hop.since_s), 1e3 * hop.since_s
+        rows.append((hop.name, hop.process, hop.kind, f"{since_ms:.3f}", f"{took_ms:.3f}", bar[:BAR]))
+    sums = [
+        f"{kind} {1e3 * sum(hop.until_s - hop.since_s for hop in way.hops if hop.kind == kind):.3f}"
+        for kind in dict.fromkeys(hop.kind for hop in way.hops)
+    ]
+    head = f"attempt {way.attempt_id}: {1e3 * whole_s:.3f} ms to the first token ({', '.join(sums)})"
+    return head + "\n" + table(("HOP", "AT", "KIND", "AFTER MS", "MS", "=work .wait -wire"), rows)
 
 
 def render_explanation(explanation: Explanation, top: int) -> str:

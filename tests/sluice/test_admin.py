@@ -265,6 +265,33 @@ def test_explain_json_is_the_server_s_answer(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == EXPLANATION
 
 
+WAY = [
+    {"name": "tokenise", "process": "in", "kind": "work", "since_s": 0.0, "until_s": 0.002},
+    {"name": "queue", "process": "r", "kind": "wait", "since_s": 0.002, "until_s": 0.003},
+    {"name": "to the prefill engine", "process": "p", "kind": "wire", "since_s": 0.003, "until_s": 0.008},
+]
+
+
+def test_explain_shows_the_way_of_a_request_as_a_waterfall(server: ContractServer, capsys: Captured) -> None:
+    """The 48 characters of the bars are 8 ms, 6 each: 12 of work, then 6 of waiting, then 30 on the wire."""
+    times = [{"attempt_id": "1-a", "at_s": 1000.0, "hops": WAY}]
+    server.on(f"GET {EXPLAIN}", answers(200, {**EXPLANATION, "times": times}))
+    assert main(["explain", "chatcmpl-1", "--times"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "attempt 1-a: 8.000 ms to the first token (work 2.000, wait 1.000, wire 5.000)"
+    assert [row.split()[-4:] for row in rows] == [
+        ["work", "0.000", "2.000", "=" * 12],
+        ["wait", "2.000", "1.000", "." * 6],
+        ["wire", "3.000", "5.000", "-" * 30],
+    ]
+    assert [row.index(row.split()[-1]) - rows[0].index("=") for row in rows] == [0, 12, 18]
+
+
+def test_explain_says_how_times_come_to_be_known(capsys: Captured) -> None:
+    assert main(["explain", "chatcmpl-1", "--times"]) == 0
+    assert "x-sluice-times: on" in capsys.readouterr().out
+
+
 def test_explain_of_an_unknown_request_says_so(server: ContractServer, capsys: Captured) -> None:
     message = "no decision is known for 'x'"
     server.on("GET /sluice/admin/explain/x", answers(404, api_error(message, code="decision_not_found")))

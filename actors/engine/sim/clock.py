@@ -29,14 +29,14 @@ class Stepper(Protocol):
 
 class StepClock:
     """Drives the steps of its members together. The members call `kick` when work has arrived. `ticking` says whether
-    steps are under way, and `step_end_s` when the present one ends, or the last one did.
+    steps are under way. The present one, or the last one, began at `step_began_s` and ends at `step_end_s`.
     """
 
     def __init__(self) -> None:
         self.ticking = False
         self._members: list[Stepper] = []
         self._stepping: list[Stepper] = []
-        self.step_end_s = 0.0
+        self.step_began_s = self.step_end_s = 0.0
         self._loop: asyncio.AbstractEventLoop
 
     def join(self, member: Stepper) -> None:
@@ -61,7 +61,7 @@ class StepClock:
         if longest_s is None:
             self.ticking = False
             return
-        self.step_end_s = start_s + longest_s
+        self.step_began_s, self.step_end_s = start_s, start_s + longest_s
         self._loop.call_later(self.step_end_s - time.monotonic(), self._end)
 
     def _end(self) -> None:

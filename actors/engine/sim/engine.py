@@ -103,6 +103,11 @@ class SimEngine:
         limits = config.stall_limits()
         self._watch = StepWatch(config.engine_id, self._clock, limits, self._halted, self._clock.kick)
 
+    @property
+    def step_began_s(self) -> float:
+        """The beginning of the present step, or of the last one, in seconds of the machine's monotonic clock."""
+        return self._clock.step_began_s
+
     # ------------------------------------------------------------------------------------------------ life
 
     async def start(self, sink: Sink) -> None:

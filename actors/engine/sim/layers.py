@@ -44,7 +44,7 @@ class LayerClock(StepClock):
             self.ticking = False
             return
         self._share_s, self._at_s = seconds / self._groups, start_s
-        self.step_end_s = start_s + seconds
+        self.step_began_s, self.step_end_s = start_s, start_s + seconds
         self._before(0)
 
     @property

@@ -4,10 +4,10 @@ The ingress owns a request for its whole life. It asks the router where to run t
 engines itself, streams the tokens to the client, and reports to the router what happened.
 
     any     -> any      Hello, Prove, Ping
-    ingress -> router   Submit, PrefillReported, LeaseRenewed, Progress, Transferred, Adopt, Closed, Admin
+    ingress -> router   Submit, PrefillReported, LeaseRenewed, Progress, Transferred, Adopt, TimesTold, Closed, Admin
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer, SetLogs
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
-    engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
+    engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Timed, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop, Peers, SetRole, SetLogs
     engine  -> router   FindWeights (an engine that starts)
@@ -103,6 +103,7 @@ from actors.wire.messages.requests import (
     RouteDecode,
     RoutePrefill,
     Submit,
+    TimesTold,
     Transfer,
     Transferred,
     Unknown,
@@ -139,6 +140,7 @@ from actors.wire.messages.work import (
     ReleaseKV,
     RenewKV,
     Resume,
+    Timed,
     Tokens,
 )
 
@@ -164,6 +166,7 @@ Message = (
     | KVRenewed
     | Reading
     | Admitted
+    | Timed
     | Tokens
     | Failed
     | Submit
@@ -171,6 +174,7 @@ Message = (
     | LeaseRenewed
     | Progress
     | Transferred
+    | TimesTold
     | Adopt
     | Closed
     | RoutePrefill
@@ -309,6 +313,8 @@ __all__ = [
     "Status",
     "Submit",
     "SubmitFlow",
+    "Timed",
+    "TimesTold",
     "Tokens",
     "Transfer",
     "Transferred",

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from actors.telemetry.times import Stamps
 from actors.wire.messages.base import Part, Wire
 from actors.wire.messages.engines import EngineInfo, Status
 from actors.wire.messages.flows import FlowAgentStatus
@@ -136,6 +137,15 @@ class Transferred(Wire, frozen=True):
     """
 
     items: list[Transfer]
+
+
+class TimesTold(Wire, frozen=True):
+    """The moments of an attempt that came with `trace` and ends now, at ingress and engines, for `explain`. It comes
+    before Closed.
+    """
+
+    attempt_id: str
+    stamps: tuple[Stamps, ...]
 
 
 class Adopt(Wire, frozen=True):

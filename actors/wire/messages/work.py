@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from actors.telemetry.times import Stamps
 from actors.wire.messages.base import Part, Wire
 from policies.request.stage import Task
 
@@ -179,6 +180,15 @@ class Tokens(Wire, frozen=True):
     """All output that one engine step has for one connection."""
 
     items: list[Out]
+
+
+class Timed(Wire, frozen=True):
+    """The moments of a task that came with `trace`, as its engine saw them. Sent once a task, before its PrefillDone or
+    its first Tokens.
+    """
+
+    attempt_id: str
+    stamps: Stamps
 
 
 class Failed(Wire, frozen=True):

@@ -11,7 +11,19 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.ranks import sim_engine
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import Admitted, Closed, Failed, Out, Prefill, PrefillDone, Pulled, Reading, Tokens
+from actors.wire.messages import (
+    Admitted,
+    Closed,
+    Decode,
+    Failed,
+    Out,
+    Prefill,
+    PrefillDone,
+    Pulled,
+    Reading,
+    Timed,
+    Tokens,
+)
 from actors.wire.sockets import connect
 from tests.actors.engine.rig import Client, Node, Rig, until
 
@@ -273,3 +285,37 @@ async def test_tcp_with_a_secret(rig: Rig) -> None:
         client.channel.close()
     finally:
         await server.stop()
+
+
+async def test_what_came_with_a_trace_is_told_hop_by_hop_and_nothing_else(rig: Rig) -> None:
+    p, d = await node(rig, "p", "prefill"), await node(rig, "d", "decode")
+    place = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    p.client.channel.send(Prefill("told", PROMPT, {}, 60.0, trace=place))
+    p.client.prefill("untold", [1, *PROMPT])
+    for attempt_id, tokens, trace in (("told", PROMPT, place), ("untold", [1, *PROMPT], None)):
+        done = await p.client.wait(attempt_id, PrefillDone)
+        d.client.channel.send(Decode(attempt_id, tokens, {"max_tokens": 3}, done.handle, 60.0, trace=trace))
+        await d.client.text(attempt_id)
+    assert not [one for node_ in (p, d) for one in node_.client.of("untold") if isinstance(one, Timed)]
+    (prefilled,) = [one for one in p.client.of("told") if isinstance(one, Timed)]
+    assert (prefilled.stamps.process, prefilled.stamps.side) == ("p", "prefill")
+    assert list(prefilled.stamps.at_s) == ["received", "admitted", "computed", "sent"]
+    done = await p.client.wait("told", PrefillDone)
+    # the moments before the report, so that a reader has them when the report comes
+    assert p.client.of("told").index(prefilled) < p.client.of("told").index(done)
+    (decoded,) = [one for one in d.client.of("told") if isinstance(one, Timed)]
+    at_s = decoded.stamps.at_s
+    assert set(at_s) == {"received", "reading", "admitted", "step", "first"}
+    assert at_s["received"] <= at_s["reading"] <= at_s["admitted"] <= at_s["first"]
+    assert at_s["step"] <= at_s["first"]
+    assert d.client.of("told").index(decoded) < d.client.of("told").index(d.client.outs("told")[0])
+
+
+async def test_a_cancelled_task_is_followed_no_more(rig: Rig) -> None:
+    c = await node(rig, timing=SLOW)
+    c.client.channel.send(Decode("r", PROMPT, {"max_tokens": 500}, None, 60.0, trace="00-1-2-01"))
+    await until(lambda: c.server._followed, "the task")
+    c.client.cancel("r")
+    await c.rests()
+    assert not c.server._followed
+    assert not [one for one in c.client.of("r") if isinstance(one, Timed)]

@@ -58,6 +58,10 @@ async def test_an_ingress_drops_what_an_observer_does_not_read(
 
 async def test_without_observers_nothing_is_kept(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
-        assert made.app.requests.keep("/v1/completions", None) is None
+        name = made.app.requests.new_id(None)
+        assert made.app.requests.keep("/v1/completions", name) is None
+        asked = made.app.requests.keep("/v1/completions", name._replace(wants_times=True))
+        # router and engines follow it, and it is in no trace
+        assert asked is not None and asked.wire is not None and asked.trace_id == ""
         await made.client.post("/v1/chat/completions", json=made.chat())
         assert made.connections.observers._requests == []

@@ -4,6 +4,7 @@ Engines, router, links and HTTP are the ones that run live; only Ray is left out
 """
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -383,3 +384,53 @@ async def test_where_kv_cannot_move_the_decode_engine_computes_the_prompt(
         )
         assert (refused.status_code, refused.json()["error"]["code"]) == (502, "kv_load")
         await made.idle()
+
+
+TOLD = [
+    "parse", "tokenise", "submit", "to the router", "queue", "decide prefill", "from the router",
+    "to the prefill engine", "wait for a slot", "prefill", "report", "from the prefill engine",
+    "to the router", "pool", "decide decode", "from the router",
+    "to the decode engine", "wait for a slot", "transfer", "wait for a step", "step", "from the decode engine", "write",
+]  # fmt: skip
+
+
+async def explained(made: Rig, request_id: str) -> list[Any]:
+    answer = await made.client.get(f"/sluice/admin/explain/{request_id}")
+    assert answer.status_code == 200, answer.text
+    times: list[Any] = answer.json()["times"]
+    return times
+
+
+async def test_the_way_of_a_request_is_told_hop_by_hop_where_its_client_asked(sim: Rig) -> None:
+    headers = {"x-sluice-times": "on", "x-request-id": "wanted"}
+    answer = await sim.client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers=headers)
+    assert answer.status_code == 200
+    await sim.idle()
+    (attempt,) = await explained(sim, "wanted")
+    way = attempt["hops"]
+    assert [hop["name"] for hop in way] == TOLD
+    assert {hop["process"] for hop in way} >= {"p", "d"}
+    assert way[0]["since_s"] == 0.0
+    for before, after in itertools.pairwise(way):
+        assert before["until_s"] == after["since_s"] <= after["until_s"]
+    kinds = {hop["name"]: hop["kind"] for hop in way}
+    assert (kinds["pool"], kinds["to the prefill engine"], kinds["step"]) == ("wait", "wire", "work")
+
+
+async def test_what_nobody_asked_for_is_not_noted(sim: Rig) -> None:
+    for headers in ({}, {"x-sluice-times": "off"}):
+        answer = await sim.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        await sim.idle()
+        assert await explained(sim, answer.json()["id"]) == []
+        assert not sim.router._following
+
+
+async def test_each_choice_that_is_split_off_and_each_prompt_has_its_own_way(sim: Rig) -> None:
+    body = {"prompt": ["one two", "three four five"], "max_tokens": 4}
+    headers = {"x-sluice-times": "on"}
+    answer = await sim.client.post("/v1/completions", json=body, headers=headers)
+    await sim.idle()
+    ways = await explained(sim, answer.json()["id"])
+    assert len({one["attempt_id"] for one in ways}) == 2
+    # the answer is written whole at its end, which is no part of the way to the first token
+    assert [one["hops"][-1]["name"] for one in ways] == ["from the decode engine"] * 2

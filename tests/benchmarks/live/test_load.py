@@ -232,3 +232,10 @@ def test_request_bytes() -> None:
         raw
         == b"POST /p HTTP/1.1\r\nhost: h:80\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
     )
+
+
+def test_each_body_goes_with_its_own_header_lines() -> None:
+    made = request_bytes("h", 1, "/p", b"{}", ("x-request-id: a",))
+    assert b"\r\nx-request-id: a\r\n" in made and made.endswith(b"\r\n\r\n{}")
+    with pytest.raises(ValueError, match="each body needs one"):
+        Load(1, PATH, [b"{}", b"{}"], 1, 1, 1.0, heads=[()])
