@@ -16,7 +16,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-mfs bench-recompute chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-mfs bench-recompute chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ bench-scaling-live: setup ## live: a burst, activations, pools of 64 engines, 20
 
 bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
 	$(PY) -m benchmarks.live.overhead $(ARGS)
+
+bench-peers: setup ## Sluice beside vllm-router (from PyPI, in an environment of its own) on engines that tick alike, in turn (an hour; ARGS=--quick: 4 minutes)
+	$(PY) -m benchmarks.peers $(ARGS)
 
 bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads by block order, as pools grow old (FlowKV)
 	$(PY) -m benchmarks.transfer $(ARGS)

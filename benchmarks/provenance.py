@@ -37,6 +37,7 @@ MISSING = frozenset(
         "experiments/mfs/mfs_moe.json",
         "mfs/link.json",
         "mfs/sim.json",
+        "peers/peers.json",
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
