@@ -24,6 +24,7 @@ from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
 from benchmarks.live.versus import LIMIT, ratio_of
+from benchmarks.peers import report as peers_report
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
@@ -359,6 +360,12 @@ OTHERS: dict[str, Other] = {
         "What reliability, exact policies, flows and scaling cost a request: this code against that before all of them",
         "python -m benchmarks.live.versus --base ../base --only serve",
         _versus,
+    ),
+    "peers/peers.json": Other(
+        "Sluice beside vllm-router on engines that tick alike, in one run",
+        "python -m benchmarks.peers",
+        peers_report.rows,
+        drawn=True,
     ),
     "watching/cost.json": Other(
         "What it costs to watch: a dashboard, three readers of it, and traces; sim engines",

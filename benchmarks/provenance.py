@@ -38,6 +38,7 @@ MISSING = frozenset(
         "mfs/link.json",
         "mfs/sim.json",
         "overhead/waterfall.json",
+        "peers/peers.json",
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",

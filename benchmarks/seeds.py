@@ -80,6 +80,14 @@ def paired(base: Sequence[float], ours: Sequence[float]) -> Paired:
     return Paired(before, spread(ours), spread(differences), _bootstrap(differences), relative)
 
 
+def met(low: float, high: float, least: float | None = None, most: float | None = None) -> bool | None:
+    """Returns whether an aim is met: True or False if the whole 95 % interval says so, None if it says neither."""
+    if least is not None:
+        return True if low >= least else False if high < least else None
+    assert most is not None
+    return True if high <= most else False if low > most else None
+
+
 def _bootstrap(values: Sequence[float]) -> tuple[float, float] | None:
     """Returns the 95 % percentile interval of the mean, or None for one value; equal values give equal intervals."""
     if len(values) < 2:

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import signal
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
@@ -40,6 +40,13 @@ LAST = (
 )
 
 
+class Ticks(Protocol):
+    """The interface of what makes the streams of a listener send."""
+
+    def add(self, stream: "Listener") -> None: ...
+    def drop(self, stream: "Listener") -> None: ...
+
+
 class Ticker:
     """A timer that makes every active stream send once per tick."""
 
@@ -66,7 +73,7 @@ class Ticker:
 class Listener(asyncio.Protocol):
     """A connection, which serves one request at a time."""
 
-    def __init__(self, ticker: Ticker) -> None:
+    def __init__(self, ticker: Ticks) -> None:
         self._ticker = ticker
         self._parser = httptools.HttpRequestParser(self)
         self._body = b""

@@ -14,8 +14,9 @@ from benchmarks.live import proctree, stats, wrk
 from benchmarks.live.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# The number of distinct prompts of a run; longer runs repeat them.
+# The number of distinct prompts of a run, and of words in all of them; longer runs repeat them.
 BODIES = 512
+BODY_WORDS = 320_000
 _WORDS = (
     "river",
     "stone",
@@ -41,13 +42,17 @@ class MeasureError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load of one measurement. `requests` limits the Python client, and `max_s` limits both clients."""
+    """The load of one measurement. `requests` limits the Python client, and `max_s` limits both clients.
+
+    Each prompt is a number and `prompt_words` words.
+    """
 
     concurrency: int
     requests: int
     tokens: int
     max_s: float
     path: str = CHAT
+    prompt_words: int = 8
 
 
 @dataclass(slots=True)
@@ -89,7 +94,7 @@ class Measurement:
 
 
 def prompts(seed: int, count: int = BODIES, words: int = 8) -> list[str]:
-    """Returns `count` short prompts that all differ; a seed always gives the same ones."""
+    """Returns `count` prompts that all differ, each a number and `words` words; a seed always gives the same ones."""
     rng = random.Random(seed)
     return [f"{index} " + " ".join(rng.choice(_WORDS) for _ in range(words)) for index in range(count)]
 
@@ -141,7 +146,7 @@ def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     """Sends a little of the same load, so that imports, caches and connections of first requests are not measured."""
     count = min(4 * plan.concurrency, 64, plan.requests)
     # The prompts differ from the measured ones, so that the measured ones have no prefix hits.
-    texts = prompts(seed + 1, count, words=9)
+    texts = prompts(seed + 1, count, words=plan.prompt_words + 1)
     load = client.Load(server.command.port, plan.path, bodies(model, texts, min(plan.tokens, 16), plan.path),
                        plan.concurrency, count, 60.0)  # fmt: skip
     client.drive(load)
@@ -174,7 +179,7 @@ def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str)
         return wrk.run(executable, server.command.port, plan.path, sent, plan.concurrency, seconds)
 
     result, common = _loaded(server, model, plan, seed, run, lambda result: result.cpu_s)
-    quantiles = {"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3}
+    quantiles = {"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3, "p99": result.p99_s * 1e3}
     return Measurement(client="wrk", e2e_ms=quantiles, ttft_ms=None, tpot_ms=None, **common)
 
 
@@ -206,7 +211,9 @@ def _loaded(
 
     These fields are CPU times by role, and rates. Raises MeasureError where nothing was served.
     """
-    sent = bodies(model, prompts(seed), plan.tokens, plan.path)
+    count = max(1, min(BODIES, BODY_WORDS // plan.prompt_words))
+    texts = prompts(seed, count, plan.prompt_words)
+    sent = bodies(model, texts, plan.tokens, plan.path)
     warm_up(server, model, plan, seed)
     before, machine = proctree.snapshot(server.pid), proctree.machine_busy_s()
     result = run(sent)

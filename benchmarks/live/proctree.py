@@ -45,6 +45,9 @@ _NAMES = [
         (r"-m app\.serve\b", "launcher"),
         (r"vllm\.entrypoints", "api server"),
         (r"benchmarks\.live\.bare", "listener"),
+        (r"^vllm::router", "vllm-router"),
+        (r"benchmarks\.peers\.source (\w+)", "{} source"),
+        (r"benchmarks\.peers\.launch\b", "launcher"),
     ]
 ]
 _LOCAL = {"core", "worker", "resource tracker", "fork server", "python child"}

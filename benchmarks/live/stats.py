@@ -16,6 +16,7 @@ class Summary:
     mean: float
     p50: float
     p95: float
+    p99: float
     worst: float
 
 
@@ -67,6 +68,7 @@ def summarise(values: Sequence[float], scale: float = 1.0) -> Summary | None:
         mean=math.fsum(scaled) / len(scaled),
         p50=percentile(scaled, 0.5),
         p95=percentile(scaled, 0.95),
+        p99=percentile(scaled, 0.99),
         worst=max(scaled),
     )
 

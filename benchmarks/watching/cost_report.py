@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
 from benchmarks.plots import bars, figure, save
-from benchmarks.seeds import Spread, paired, spread
+from benchmarks.seeds import Spread, met, paired, spread
 
 LEAST_RATE = 0.99
 """Aim: requests/s of the overhead benchmark with three pages open, or with 1 % of traces, over those without."""
@@ -34,14 +34,6 @@ Sample = Mapping[str, Any]
 """One row in one state of one round: round, row, state, requests_per_s, ttft_mean_ms, ttft_p50_ms, hot_cpu_ms."""
 Window = Mapping[str, Any]
 """The dashboard's process for some seconds at many engines: number of pages, CPU share of a core, RSS in bytes."""
-
-
-def met(low: float, high: float, least: float | None = None, most: float | None = None) -> bool | None:
-    """Returns whether an aim is met: True or False if the whole 95 % interval says so, None if it says neither."""
-    if least is not None:
-        return True if low >= least else False if high < least else None
-    assert most is not None
-    return True if high <= most else False if low > most else None
 
 
 def rows(whole: Mapping[str, Any]) -> Iterator[Row]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.experiments.base import Row
+from benchmarks.seeds import met
 from benchmarks.watching.cost import ORDERS
-from benchmarks.watching.cost_report import BOARD, NOBODY, PAGES, STATES, TRACED, draw, met, rows, table
+from benchmarks.watching.cost_report import BOARD, NOBODY, PAGES, STATES, TRACED, draw, rows, table
 
 RATES = {NOBODY: (100.0, 200.0), BOARD: (99.0, 198.0), PAGES: (98.0, 196.0), TRACED: (100.0, 200.0)}
 """Requests/s of both rounds: a dashboard takes 1 % of them, three pages 2 %, traces nothing."""
