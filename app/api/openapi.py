@@ -33,7 +33,7 @@ _ANSWERS: dict[int, str] = {
     405: "The path does not take this method; `Allow` names those it takes.",
     409: "This cannot be done now; the message says why, and what to do first.",
     413: "The body is larger than the server reads.",
-    429: "A limit of the API key or of requests under way is reached, the queue is full, or the objective would be missed.",
+    429: "A limit of the API key or of requests under way is reached, the queue is full, or the goal would be missed.",
     431: "The headers are longer than the server reads.",
     500: "A fault of the server; its log says more.",
     502: "Engines failed before the first token, and retries are used up.",
