@@ -176,7 +176,7 @@ async def test_an_application_that_sleeps_is_ready_and_a_request_wakes_it(tmp_pa
         assert (await made.client.get("/health/ready")).status_code == 200
         models = (await made.client.get("/v1/models")).json()["data"]
         assert [(m["id"], m["max_model_len"]) for m in models] == [(MODEL, 512)]
-        status = status_of(made.connections, made.app.requests, "fast", None)
+        status = status_of(made.connections, made.app.requests, "fast", None, None)
         assert (status["ready"], status["sleep"]) == (
             True, {"phase": "asleep", "wake_limit_s": 30.0, "reason": None},
         )  # fmt: skip
