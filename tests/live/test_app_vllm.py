@@ -150,7 +150,9 @@ def test_vllm_s_spans_stand_below_the_request_s_and_the_start_s(
         """
         seen = list(vllm_traces.spans)
         ours = {span.trace_id for span in seen if span.name.startswith(("POST", "engine start"))}
-        vllms = [span for span in seen if span.name == "llm_request" and span.start_time_unix_nano >= began_ns]
+        vllms = [
+            span for span in seen if span.name == "llm_request" and span.start_time_unix_nano >= began_ns
+        ]
         return {span.trace_id for span in vllms} - ours
 
     end_s = time.monotonic() + PATIENCE_S
