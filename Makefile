@@ -16,7 +16,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-recompute chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-recompute chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-waterfall: setup ## where the time to the first token goes in bursts of cl
 
 bench-peers: setup ## Sluice beside vllm-router (from PyPI, in an environment of its own) on engines that tick alike, in turn (an hour; ARGS=--quick: 4 minutes)
 	$(PY) -m benchmarks.peers $(ARGS)
+
+bench-peers-real: setup ## Sluice, vllm-router and Ray Serve LLM on real engines, 1P1D each, in turn (50 minutes)
+	$(PY) -m benchmarks.peers.real $(ARGS)
 
 bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads by block order, as pools grow old (FlowKV)
 	$(PY) -m benchmarks.transfer $(ARGS)

@@ -25,6 +25,7 @@ from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
 from benchmarks.live.versus import LIMIT, ratio_of
 from benchmarks.peers import report as peers_report
+from benchmarks.peers.real import report as real_report
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
@@ -365,6 +366,12 @@ OTHERS: dict[str, Other] = {
         "Sluice beside vllm-router on engines that tick alike, in one run",
         "python -m benchmarks.peers",
         peers_report.rows,
+        drawn=True,
+    ),
+    "peers/real.json": Other(
+        "Sluice, vllm-router and Ray Serve LLM on real engines, one to prefill and one to decode each, in one run",
+        "python -m benchmarks.peers.real",
+        real_report.rows,
         drawn=True,
     ),
     "watching/cost.json": Other(

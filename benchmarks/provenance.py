@@ -39,6 +39,7 @@ MISSING = frozenset(
         "mfs/sim.json",
         "overhead/waterfall.json",
         "peers/peers.json",
+        "peers/real.json",
         "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",

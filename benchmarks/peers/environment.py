@@ -40,10 +40,10 @@ def install() -> Path:
     where = folder()
     shutil.rmtree(where, ignore_errors=True)
     python = where / "bin" / "python"
-    _run(sys.executable, "-m", "venv", str(where))
-    _run(str(python), "-m", "pip", "install", "--quiet", "--no-input", f"{NAME}=={VERSION}")
-    _run(str(where / "bin" / NAME), "--help")
-    listed = _run(str(python), "-m", "pip", "list", "--format", "json")
+    run(sys.executable, "-m", "venv", str(where))
+    run(str(python), "-m", "pip", "install", "--quiet", "--no-input", f"{NAME}=={VERSION}")
+    run(str(where / "bin" / NAME), "--help")
+    listed = run(str(python), "-m", "pip", "list", "--format", "json")
     versions = {one["name"]: one["version"] for one in json.loads(listed)}
     (where / STAMP).write_text(json.dumps(versions, sort_keys=True))
     return where / "bin" / NAME
@@ -55,9 +55,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _run(*argv: str) -> str:
+def run(*argv: str, peer: str = f"{NAME} {VERSION}") -> str:
+    """Runs a command of the installation of `peer`, and returns what it printed. Raises PeerError."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-1000:]
-        raise PeerError(f"{NAME} {VERSION} cannot be installed here: {' '.join(argv[1:])} failed:\n{said}")
+        raise PeerError(f"{peer} cannot be installed here: {' '.join(argv[1:])} failed:\n{said}")
     return done.stdout

@@ -40,6 +40,47 @@ def router_argv(program: str, port: int, prefill_port: int, decode_port: int, me
     ]  # fmt: skip
 
 
+class Servers:
+    """Processes that end together: a context that ends them, the last started first, at its end or at SIGTERM or
+    SIGINT, which it takes for its end.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Servers":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        for one in reversed(self.started):
+            one.terminate()
+        for one in reversed(self.started):
+            try:
+                one.wait(timeout=END_S)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                one.wait()
+        return kind is not None and issubclass(kind, KeyboardInterrupt)
+
+    def wait(self, ports: Sequence[int], limit_s: float) -> None:
+        """Waits until all of these ports answer. Raises TimeoutError or RuntimeError."""
+        end_s = time.monotonic() + limit_s
+        while not all(answers(port, "/health") for port in ports):
+            if any(one.poll() is not None for one in self.started):
+                raise RuntimeError("a server has ended before it answered")
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"the servers did not answer within {limit_s:.0f} s")
+            time.sleep(0.05)
+
+    def watch(self) -> None:
+        """Returns when one of the processes has ended, and says which."""
+        while all(one.poll() is None for one in self.started):
+            time.sleep(0.5)
+        print(f"ended by itself: {[one.args for one in self.started if one.poll() is not None]}", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until SIGINT or SIGTERM, or until one of the three has ended; returns 0 or 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.launch", description=__doc__)
@@ -51,50 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--server", choices=("uvicorn", "bare"), required=True)
     args = parser.parse_args(argv)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-    started: list[subprocess.Popen[bytes]] = []
-    try:
+    with Servers() as servers:
         for role, port in (("prefill", args.prefill_port), ("decode", args.decode_port)):
-            started.append(subprocess.Popen(source_argv(role, port, args.step_s, args.server)))
-        _wait(started, (args.prefill_port, args.decode_port))
+            servers.started.append(subprocess.Popen(source_argv(role, port, args.step_s, args.server)))
+        servers.wait((args.prefill_port, args.decode_port), START_S)
         ports = (args.port, args.prefill_port, args.decode_port, args.metrics_port)
-        started.append(subprocess.Popen(router_argv(args.program, *ports)))
-        while all(one.poll() is None for one in started):
-            time.sleep(0.5)
-        print(f"ended by itself: {[one.args for one in started if one.poll() is not None]}", flush=True)
+        servers.started.append(subprocess.Popen(router_argv(args.program, *ports)))
+        servers.watch()
         return 1
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        _end(started)
+    return 0
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _wait(started: Sequence[subprocess.Popen[bytes]], ports: Sequence[int]) -> None:
-    """Waits until all sources answer. Raises TimeoutError or RuntimeError."""
-    end_s = time.monotonic() + START_S
-    while not all(answers(port, "/health") for port in ports):
-        if any(one.poll() is not None for one in started):
-            raise RuntimeError("a source has ended before it answered")
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"the sources did not answer within {START_S:.0f} s")
-        time.sleep(0.05)
-
-
-def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends the processes, the last started first."""
-    for one in reversed(started):
-        one.terminate()
-    for one in reversed(started):
-        try:
-            one.wait(timeout=END_S)
-        except subprocess.TimeoutExpired:
-            one.kill()
-            one.wait()
 
 
 if __name__ == "__main__":

@@ -84,12 +84,12 @@ def _ratios(samples: Sequence[Sample], case: Case) -> Iterator[Row]:
             if len(base) < 2:
                 continue
             one, aim = ratio_of(case.name, measure, base, ours), ratio_aim(case, measure, peer)
-            yield _row(
+            yield row_of(
                 f"{case.name}: {WORDS[measure]}, Sluice / {SIDES[peer]}",
                 one.ratio,
                 (one.low, one.high),
                 aim,
-                note=f"{_number(one.ours)} / {_number(one.base)}",
+                note=f"{rounded(one.ours)} / {rounded(one.base)}",
             )
 
 
@@ -104,7 +104,7 @@ def _own(samples: Sequence[Sample], case: Case) -> Iterator[Row]:
         assert found.high is not None
         what = "a token" if measure == HOT_CPU_TOKEN else "a request"
         name = f"{case.name}: CPU of ingress and router {what}"
-        yield _row(name, found.mean, (found.low, found.high), own_aim(case, measure), unit="ms")
+        yield row_of(name, found.mean, (found.low, found.high), own_aim(case, measure), unit="ms")
 
 
 def _tokenising(whole: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -113,7 +113,7 @@ def _tokenising(whole: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         yield Row(name, None, one["cpu_ms"], "ms", note=f"{one['tokens']:,} tokens")
 
 
-def _row(
+def row_of(
     name: str,
     value: float,
     interval: tuple[float, float],
@@ -121,6 +121,7 @@ def _row(
     unit: str = "",
     note: str = "",
 ) -> Row:
+    """Returns a figure with its 95 % interval, and whether that meets the aim (None: it holds the aim)."""
     low, high = interval
     half_width = (high - low) / 2
     if aim is None:
@@ -129,7 +130,8 @@ def _row(
     return Row(name, None, value, unit, half_width, aim.text, reached, note)
 
 
-def _number(value: float) -> str:
+def rounded(value: float) -> str:
+    """Returns a value with three digits, or without a fraction from 1,000 on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -145,7 +147,7 @@ def markdown(whole: Mapping[str, Any]) -> str:
             f"{len(whole['rounds'])} rounds in turn",
             *whole["notes"],
             "## Medians of every side\n\n" + _medians(samples),
-            "## Ratios, 95 % intervals, and aims\n\n" + _ratio_table(list(rows(whole))),
+            "## Ratios, 95 % intervals, and aims\n\n" + ratio_table(list(rows(whole))),
             "## CPU time of every process, medians in ms\n\n" + _processes(samples),
         ]
     )
@@ -162,7 +164,8 @@ def _medians(samples: Sequence[Sample]) -> str:
     return "\n".join(lines_)
 
 
-def _ratio_table(found: Sequence[Row]) -> str:
+def ratio_table(found: Sequence[Row]) -> str:
+    """Returns ratios with their intervals, aims and verdicts as a table."""
     said = {True: "met", False: "NOT met", None: "open: the interval holds the aim"}
     lines_ = ["| figure | 95 % | aim | |", "|---|--:|---|---|"]
     for row in found:
@@ -197,7 +200,7 @@ def _grouped(samples: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
 
 def _median(own: Sequence[Sample], measure: str) -> str:
     values = [one[measure] for one in own if one.get(measure) is not None]
-    return _number(median(values)) if values else ""
+    return rounded(median(values)) if values else ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- plot

@@ -1,0 +1,54 @@
+"""The rows of the comparison on real engines, and the aims that stood here before it ran.
+
+The issue has no aim for this comparison, so these are: nowhere slower than either of the others, in requests/s and in
+the time to the first token. TPOT, CPU and memory are reported without an aim.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.live.measure import Plan
+from benchmarks.peers.rows import ENDLESS, RATE, TTFT_P50, Aim
+
+TPOT_P50, CPU, IDLE, MEMORY = "tpot_p50_ms", "cpu_ms_per_token", "idle_cores", "memory_gib"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: `clients` that each send the next request when the last one has ended. `words` are those of a prompt;
+    a word is about a token.
+    """
+
+    clients: int
+    tokens: int
+    words: int
+    seconds: float = 20.0
+
+    @property
+    def name(self) -> str:
+        """The row's name, which is unique."""
+        return f"c = {self.clients}, prompts of {self.words} words, {self.tokens} tokens"
+
+    def plan(self, quick: bool) -> Plan:
+        """Returns the load; a `quick` one lasts for 5 seconds."""
+        seconds = min(self.seconds, 5.0) if quick else self.seconds
+        return Plan(self.clients, ENDLESS, self.tokens, seconds, prompt_words=self.words - 1)
+
+
+_CASES = (
+    Case(1, 64, 50),
+    Case(8, 64, 50, 30.0),
+    Case(16, 64, 50, 30.0),
+    Case(8, 16, 400, 30.0),
+)
+CASES: Mapping[str, Case] = {case.name: case for case in _CASES}
+"""All rows by name, in the order in which each side is measured."""
+
+
+def aim(case: Case, measure: str) -> Aim | None:
+    """Returns the aim of a ratio Sluice / peer in a row, or None."""
+    if measure == RATE and case.clients > 1:
+        return Aim(least=1.0)
+    if measure == TTFT_P50:
+        return Aim(most=1.0)
+    return None

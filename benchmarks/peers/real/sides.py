@@ -1,0 +1,107 @@
+"""The sides of the comparison on real engines, and the commands that serve them.
+
+`sluice`   Sluice, 1P1D
+`router`   vllm-router between two servers of vLLM's own
+`ray`      Ray Serve LLM's P/D application (`ray.serve.llm.build_pd_openai_app`)
+
+Every side has one prefill and one decode engine of the installed vLLM with the same options, each on a core of its own
+(or half of the cores), and moves KV over NIXL. What else a side needs shares these cores, as does the client.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.live.servers import Command, free_ports, python
+from benchmarks.live.targets import API_SERVER, MODEL, EngineOptions, sluice_vllm
+
+SLUICE, ROUTER, RAY = "sluice", "router", "ray"
+
+SIDES: Mapping[str, str] = {
+    SLUICE: "Sluice",
+    ROUTER: "vllm-router, two vLLM servers",
+    RAY: "Ray Serve LLM",
+}
+"""The name of each side in reports."""
+
+OPTIONS = EngineOptions(max_model_len=2048, slots=16, kv_space_gib=1, dtype="float32")
+START_S = 420.0
+
+
+def cores() -> tuple[str, str]:
+    """Returns the cores of the prefill and of the decode engine, as vLLM takes them; Sluice divides them alike."""
+    own = sorted(os.sched_getaffinity(0))
+    half = max(1, len(own) // 2)
+    first, second = own[:half], own[half:] or own[:half]
+    return ",".join(map(str, first)), ",".join(map(str, second))
+
+
+def engine_environment(bound: str) -> dict[str, str]:
+    """Returns the environment of an engine of another side on the cores `bound`: what Sluice's engines have, too."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": bound,
+        # An inherited value would override the argument.
+        "VLLM_CPU_KVCACHE_SPACE": str(OPTIONS.kv_space_gib),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
+def kv_transfer(role: str) -> dict[str, str]:
+    """Returns vLLM's KVTransferConfig of an engine: KV lies in the memory of the host."""
+    return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+
+
+def server_argv(model: str, port: int, role: str) -> list[str]:
+    """Returns the command line of vLLM's own server."""
+    options = OPTIONS
+    argv = python("-m", API_SERVER, "--model", model, "--served-model-name", MODEL, "--host", "127.0.0.1")
+    argv += ["--port", str(port), "--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
+    argv += ["--max-num-seqs", str(options.slots), "--enforce-eager", "--disable-uvicorn-access-log"]
+    argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30)]
+    return [*argv, "--kv-transfer-config", json.dumps(kv_transfer(role))]
+
+
+def sluice(folder: Path) -> Command:
+    """Returns the command of Sluice, whose Serve configuration is written into `folder`."""
+    return sluice_vllm(folder, OPTIONS, disaggregated=True)
+
+
+def router(program: Path, model: str) -> Command:
+    """Returns the command of vllm-router with its two servers."""
+    port, prefill_port, decode_port, metrics_port, *channels = free_ports(6)
+    argv = python("-m", "benchmarks.peers.real.servers", "--program", str(program), "--model", model)
+    argv += ["--port", str(port), "--prefill-port", str(prefill_port), "--decode-port", str(decode_port)]
+    argv += ["--metrics-port", str(metrics_port), "--side-channels", *map(str, channels)]
+    others = (prefill_port, decode_port, metrics_port)
+    return Command(SIDES[ROUTER], argv, port, "/health", others, timeout_s=START_S)
+
+
+def ray(interpreter: Path, model: str) -> Command:
+    """Returns the command of Ray Serve LLM, which runs in the environment of `interpreter`."""
+    port, *channels = free_ports(3)
+    argv = [str(interpreter), "-m", "benchmarks.peers.real.ray_llm", "--port", str(port), "--model", model]
+    argv += ["--options", json.dumps(asdict(OPTIONS)), "--side-channels", *map(str, channels)]
+    # the path answers once the application is there, which comes after its engines
+    return Command(SIDES[RAY], argv, port, "/v1/models", timeout_s=START_S)
+
+
+def command_of(
+    side: str, folder: Path, model: str, program: Path | None, interpreter: Path | None
+) -> Command:
+    """Returns the command of a side. Raises ValueError for a peer that is not installed."""
+    if side == SLUICE:
+        return sluice(folder)
+    if side == ROUTER and program is not None:
+        return router(program, model)
+    if side == RAY and interpreter is not None:
+        return ray(interpreter, model)
+    raise ValueError(f"the side {side} needs its peer to be installed")
