@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # loopback only, and the priority that Sluice's Ray has
     os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray gives its processes 30 s, too little for a machine that is busy with something else
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     # These import vLLM, which takes seconds, and are installed in this command's environment only.
     import ray
     from ray import serve
