@@ -129,7 +129,8 @@ class Channel(asyncio.Protocol):
         self._buffer = bytearray()
         self._outbox: list[Message] = []
         self._flush_scheduled = False
-        self._queued_s = 0.0  # when the first message of the outbox was queued
+        # when the first message of the outbox was queued
+        self._queued_s = 0.0
         self._nonce = secrets.token_bytes(16)
         self._peer_proved = me.secret is None
         self._close_reason: str | None = None
