@@ -21,7 +21,6 @@ from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
 from app.ingress.http.reply import Reply, Request
-from app.ingress.http.turns import Turns
 from app.listening import bound_socket, uvicorn_config, uvicorn_server
 
 log = logging.getLogger(__name__)
@@ -91,7 +90,6 @@ class Listener:
             max_body_bytes=self._app.config.max_body_bytes,
             slow_client_bytes=self._app.config.slow_client_bytes,
             memory=self._app.request_memory,
-            turns=Turns(),
             max_connections=max_connections,
             observed=OBSERVED,
             refused=self._app.metrics.listener_refused,

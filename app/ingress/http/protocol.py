@@ -9,9 +9,8 @@ The protocol keeps connections alive and answers pipelined requests in order. It
 it keeps the connection for a while, so that the client can read the refusal. A request has no timer of its own: the
 listener sweeps over all connections for timeouts.
 
-Memory before an answer begins is bounded. A connection is not read while a complete request waits behind another one,
-so it holds that request, perhaps one whose turn comes in a moment (`turns.py`), and the rest of one read (256 kB with
-uvloop). `RequestMemory` bounds the sum over all connections.
+Memory before an answer begins is bounded. A connection is not read while a complete request waits on it, so it holds
+one such request and the rest of one read (256 kB with uvloop). `RequestMemory` bounds the sum over all connections.
 """
 
 import asyncio
@@ -28,7 +27,6 @@ from app.api.errors import ApiError, too_large, too_many_connections
 from app.ingress.http.fast_reply import HttpReply, build_head
 from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import GONE_DISCONNECTED, Headers, Reply, Request
-from app.ingress.http.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +54,9 @@ Dispatch = Callable[[Request, Reply], None]
 class FastHttpProtocol(asyncio.Protocol):
     """One client connection.
 
-    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes`, `memory`, `turns`, `max_connections`,
-    `observed` (the paths that are answered beyond them), and `refused`, which counts a refusal by its reason. uvicorn's
-    `Server` adds the other arguments for each connection that it accepts.
+    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes`, `memory`, `max_connections`, `observed` (the
+    paths that are answered beyond them), and `refused`, which counts a refusal by its reason. uvicorn's `Server` adds
+    the other arguments for each connection that it accepts.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class FastHttpProtocol(asyncio.Protocol):
         max_body_bytes: int,
         slow_client_bytes: int,
         memory: RequestMemory,
-        turns: Turns,
         max_connections: int,
         observed: Collection[str],
         refused: Callable[[str], None],
@@ -81,7 +78,6 @@ class FastHttpProtocol(asyncio.Protocol):
         self._max_body_bytes = max_body_bytes
         self._slow_client_bytes = slow_client_bytes
         self._memory = memory
-        self._turns = turns
         self._max_connections = max_connections
         self._observed = observed
         self._refused = refused
@@ -204,17 +200,14 @@ class FastHttpProtocol(asyncio.Protocol):
         request = Request(method, self._path(), self._headers, body)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
-        may_begin = self._current is None and not self._waiting and not self._paused
-        if may_begin and self._turns.take():
+        if self._current is None and not self._waiting and not self._paused:
             self._run(request, reply)
-            return
-        self._waiting.append((request, reply))
-        self._waiting_bytes += WAITING_BYTES + len(body)
-        if may_begin:
-            self._turns.wait(self._next)
-        elif not self._unread and self.transport is not None:
-            self._unread = True
-            self.transport.pause_reading()
+        else:
+            self._waiting.append((request, reply))
+            self._waiting_bytes += WAITING_BYTES + len(body)
+            if not self._unread and self.transport is not None:
+                self._unread = True
+                self.transport.pause_reading()
 
     def _check_length(self, n_bytes: int) -> None:
         if n_bytes > self._max_body_bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.http.listener import ListenerConfig
-from app.ingress.http.turns import Turns
 from tests.app.ingress.rig import MODEL, Rig, pair, raw, rig, until
 
 
@@ -222,39 +221,6 @@ async def test_pipelined_requests_are_answered_in_order(fast: Rig) -> None:
     order = [got.index(mark) for mark in (b"[DONE]", b'"total_tokens":2', b'{"live":true}', b'"transport"')]
     assert order == sorted(order)
     assert got.count(b"HTTP/1.1 200 OK") == 4
-
-
-async def test_requests_that_wait_for_their_turn_are_all_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no time for a second request in an iteration: each waits for its turn, also the second of a connection
-    monkeypatch.setattr("app.ingress.http.turns.TURN_S", 1e-9)
-    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
-    async with rig(tmp_path, pair(tmp_path), config) as made:
-        one = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a", "max_tokens": 2, "stream": True}))
-        last = raw("GET", "/version", b"", "connection: close")
-        answers = await asyncio.gather(*[talk(made, one + one + last) for _ in range(16)])
-        assert [answer.count(b"[DONE]") for answer in answers] == [2] * 16
-        assert [answer.count(b"HTTP/1.1 200 OK") for answer in answers] == [3] * 16
-        await made.idle()
-
-
-async def test_a_client_that_leaves_before_its_turn_begins_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begins: list[Callable[[], None]] = []
-    monkeypatch.setattr(Turns, "take", lambda self: False)
-    monkeypatch.setattr(Turns, "wait", lambda self, begin: begins.append(begin))
-    async with rig(tmp_path, pair(tmp_path)) as made:
-        one = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a", "max_tokens": 2}))
-        _, writer = await asyncio.open_connection("127.0.0.1", made.listener.port)
-        writer.write(one)
-        await until(lambda: made.app.request_memory.held_bytes > 0)
-        writer.close()
-        await until(lambda: made.app.request_memory.held_bytes == 0)
-        begins[0]()
-        assert made.app.in_flight == 0
-        await made.idle()
 
 
 async def test_many_pipelined_requests_pass_the_bound_of_what_is_held(fast: Rig) -> None:
