@@ -321,14 +321,10 @@ _DECODE_LABELS = {reason: f"decode_{reason.value}" for reason in Reason}
 
 
 def _label(action: Action) -> str:
-    match action:
-        case RoutePrefill(degraded=True):
-            return "prefill_degraded"
-        case RoutePrefill(colocated=True):
-            return "prefill_colocated"
-        case RoutePrefill():
-            return "prefill"
-        case RouteDecode():
-            return _DECODE_LABELS[action.decision.reason]
-        case Reject():
-            return f"reject_{action.reason}"
+    if isinstance(action, RouteDecode):
+        return _DECODE_LABELS[action.decision.reason]
+    if isinstance(action, Reject):
+        return f"reject_{action.reason}"
+    if action.degraded:
+        return "prefill_degraded"
+    return "prefill_colocated" if action.colocated else "prefill"

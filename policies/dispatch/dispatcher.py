@@ -223,7 +223,8 @@ class Dispatcher:
         """Decides what the event made possible. `revived` says that a report ended the silence of its worker."""
         now_s = event.now_s
         entered = self.state.take_entered()
-        self._leases.add(entered, self.config.lease_margin_s)
+        if entered:
+            self._leases.add(entered, self.config.lease_margin_s)
         changed = self._workers_changed(now_s)
         retry_all = changed or revived or isinstance(event, _RETRY_ALL)
         if isinstance(event, ev.Arrived):
@@ -311,8 +312,7 @@ class Dispatcher:
         """
         extra = self._overcommit_slots
         return self._scan.unblocked() or any(
-            worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
-            for worker in self._ready(freed_workers)
+            self.state.may_decode_more(worker, extra) for worker in freed_workers
         )
 
     def _is_stale(self, worker: WorkerId, now_s: float) -> bool:

@@ -242,6 +242,9 @@ def best_of(
     if not math.isfinite(sum(costs)):
         i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
         raise PolicyError(f"policy {policy}: cost of {workers[i].id} is {costs[i]}")
+    if len(costs) == 1:
+        (only,) = workers
+        return Decision(only.id, (Ranked(only.id, costs[0], terms(0)),), Reason.ONLY_CANDIDATE)
     ascending = sorted(costs)
     lowest, highest = ascending[0], ascending[:RANKED][-1]
     near = [i for i, cost in enumerate(costs) if cost <= highest]
@@ -249,7 +252,7 @@ def best_of(
     # stable, so equal costs stay ordered by id
     near.sort(key=costs.__getitem__)
     ties = bisect_right(ascending, lowest)
-    reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
+    reason = Reason.LEAST_COST
     if ties > 1:
         near.insert(0, near.pop(rng.randrange(ties)))  # the drawn worker comes first
         reason = Reason.TIE_DRAWN

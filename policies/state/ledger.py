@@ -36,9 +36,6 @@ from policies.state.prefix_index import PrefixIndex
 from policies.state.views import Health, PoolEntry, Request, RequestId, WorkerId
 from policies.state.waiting import Waiting
 
-_WAITS = (Stage.QUEUED, Stage.PREFILLING, Stage.POOLED)
-"""Stages in which a request waits, in the queue or for a decode slot, unless it is colocated."""
-
 
 @dataclass(slots=True)
 class Ledger:
@@ -109,26 +106,33 @@ class Ledger:
         if live.decode_worker and decode_worker != live.decode_worker:
             self.freed_workers.add(live.decode_worker)
         self._book(live, -1)
-        if live.stage in _WAITS:
-            self._count(live, -1)
-        before = live.prefill_worker, live.decode_worker
+        before, waited_in = (live.prefill_worker, live.decode_worker), self._waiting_in(live)
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)
-        if stage in (Stage.QUEUED, Stage.PREFILLING):
+        if stage is Stage.QUEUED or stage is Stage.PREFILLING:
             live.tokens, live.finishes_at_tokens, live.held = 0, None, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
-        self._book(live, +1)
-        if stage in _WAITS:
-            self._count(live, +1)
+        if prefill_worker is not None or decode_worker is not None:
+            self._book(live, +1)
+        waits_in = self._waiting_in(live)
+        if waits_in is not waited_in:
+            if waited_in is not None:
+                waited_in.count(live.request, -1)
+            if waits_in is not None:
+                waits_in.count(live.request, +1)
         if live.request.block_hashes:
             self._book_blocks(live, before)
 
-    def _count(self, live: LiveRequest, sign: int) -> None:
-        """Adds (+1) or takes away (-1) a request that waits in the queue or for a decode slot."""
-        if live.stage is Stage.QUEUED:
-            self.queued.count(live.request, sign)
-        elif live.stage is not Stage.PREFILLING or live.decode_worker is None:
-            self.without_slot.count(live.request, sign)
+    def _waiting_in(self, live: LiveRequest) -> Waiting | None:
+        """Returns the sums that count a request which waits in the queue or for a decode slot; None: it waits for
+        neither.
+        """
+        stage = live.stage
+        if stage is Stage.QUEUED:
+            return self.queued
+        if stage is Stage.POOLED or (stage is Stage.PREFILLING and live.decode_worker is None):
+            return self.without_slot
+        return None
 
     def shared(self, live: LiveRequest, worker: WorkerId, blocks: int) -> None:
         """Notes that the engine of a worker that the request names has found its first `blocks` blocks in its cache."""

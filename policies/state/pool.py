@@ -69,6 +69,8 @@ class Pool:
 
     def take_entered(self) -> list[PoolEntry]:
         """Returns the entries that came since the last call and are still in the pool, oldest first."""
+        if not self._entered:
+            return []
         entered, self._entered = self._entered, []
         return [
             self.entries[attempt_id] for attempt_id in dict.fromkeys(entered) if attempt_id in self.entries

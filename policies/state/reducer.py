@@ -21,6 +21,7 @@ from policies.state.prefix_index import IndexHits, PrefixIndex
 from policies.state.standing import Figure, Standing, Work
 from policies.state.views import (
     NO_HITS,
+    Health,
     PoolEntry,
     PrefixHits,
     Request,
@@ -97,6 +98,13 @@ class ClusterState:
         if load is None:
             return None
         return view_of(load) if worker in self._ledger.dirty else self._views[worker]
+
+    def may_decode_more(self, worker: WorkerId, overcommit_slots: int) -> bool:
+        """Whether a worker is a READY decode worker with a sequence less than its slots and `overcommit_slots` more."""
+        load = self._ledger.loads.get(worker)
+        if load is None or load.up.role is not Role.DECODE or load.health is not Health.READY:
+            return False
+        return load.up.slots + overcommit_slots > load.slots_used
 
     def status_at_s(self, worker: WorkerId) -> float | None:
         """Returns the time of a worker's last report; None before the first, and for an unknown worker."""

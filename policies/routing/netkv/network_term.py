@@ -162,14 +162,16 @@ def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: 
     request, sender = entry.request, entry.prefill_worker
     hit_tokens = snapshot.hits.tokens(request).get(worker.id, 0)
     n_bytes = effective_bytes(entry, hit_tokens)
-    network = NetworkTerm(snapshot, sender, [worker], live=True, most=most)
-    predicted_s = network.seconds(worker, n_bytes) if network.known else None
+    tier = predicted_s = None
+    if snapshot.oracle is not None:
+        network = NetworkTerm(snapshot, sender, [worker], live=True, most=most)
+        tier, predicted_s = network.tier(worker), network.seconds(worker, n_bytes) if network.known else None
     return TransferIntent(
         request.attempt_id,
         sender,
         worker.id,
         round(n_bytes),
         request.terms.priority,
-        network.tier(worker),
+        tier,
         predicted_s,
     )

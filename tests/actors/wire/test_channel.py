@@ -2,11 +2,13 @@
 
 import asyncio
 import hmac
+import math
 import socket
 import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -115,8 +117,8 @@ async def test_what_is_sent_before_the_handshake_waits_for_it(pair: Pair) -> Non
     await until(lambda: side.messages == [Cancel("early")])
 
 
-async def test_many_messages_share_one_write(unsecured: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = await unsecured.connect()
+def counted(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of messages of each write."""
     writes: list[int] = []
     write = channel._write
 
@@ -125,10 +127,52 @@ async def test_many_messages_share_one_write(unsecured: Pair, monkeypatch: pytes
         write(batch)
 
     monkeypatch.setattr(channel, "_write", counting_write)
+    return writes
+
+
+async def test_many_messages_share_one_write(unsecured: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HOLD_S", math.inf)
+    channel = await unsecured.connect()
+    writes = counted(channel, monkeypatch)
     for i in range(500):
         channel.send(Tokens([Out(f"r{i}", " x", 1)]))
     await until(lambda: len(unsecured.server.messages) == 500)
     assert writes == [500]
+    channel.close()
+
+
+async def test_what_has_waited_leaves_with_the_next_message_and_not_at_the_end_of_a_burst(
+    unsecured: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(wire, "HOLD_S", 0.0015)
+    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    # the peer runs on this loop, so it reads only afterwards
+    monkeypatch.setattr(wire, "queued_bytes", lambda transport: 0)
+    channel = await unsecured.connect()
+    writes = counted(channel, monkeypatch)
+    # a message a millisecond: the third of each three finds that the first has waited for 2 ms
+    for i in range(8):
+        channel.send(Cancel(f"r{i}"))
+        now_s[0] += 0.001
+    assert writes == [3, 3]
+    await until(lambda: len(unsecured.server.messages) == 8)
+    assert unsecured.server.messages == [Cancel(f"r{i}") for i in range(8)]
+    assert writes == [3, 3, 2]
+    channel.close()
+
+
+async def test_a_peer_that_has_not_read_what_was_written_gets_the_rest_of_a_burst_in_one_write(
+    unsecured: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HOLD_S", -1.0)
+    channel = await unsecured.connect()
+    writes = counted(channel, monkeypatch)
+    # the peer runs on this loop: it reads nothing before the last message is queued
+    for i in range(8):
+        channel.send(Cancel(f"r{i}"))
+    await until(lambda: len(unsecured.server.messages) == 8)
+    assert writes == [2, 6]
     channel.close()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
-from policies.state.views import Request, Role
+from policies.state.views import Health, Request, Role
 
 P, D, C = "p0", "d0", "c0"
 
@@ -142,6 +142,21 @@ def test_snapshots_share_unchanged_workers_and_stay_frozen() -> None:
     assert second.workers[D] is first.workers[D]
     assert first.workers[P].prefilling == 0
     assert second.workers[P].prefilling == 1
+
+
+def test_a_ready_decode_worker_may_decode_more_as_long_as_its_slots_and_those_beyond_them_last() -> None:
+    state = ClusterState()
+    state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 2, 1000))
+    state.apply(ev.EngineUp(0.0, "d", Role.DECODE, "g", "n", 2, 1000))
+    assert [state.may_decode_more(worker, 0) for worker in ("d", "p", "unknown")] == [True, False, False]
+    # two sequences in two slots
+    state.apply(ev.Arrived(1.0, request(slots=2)))
+    state.apply(ev.PrefillRouted(1.0, "r", "p", False))
+    state.apply(ev.PrefillDone(2.0, "r", 32.0, 1, 0))
+    state.apply(ev.DecodeRouted(2.0, "r", "d"))
+    assert [state.may_decode_more("d", beyond) for beyond in (0, 1)] == [False, True]
+    state.apply(ev.EngineUp(3.0, "d", Role.DECODE, "g", "n", 2, 1000, Health.DRAINING))
+    assert not state.may_decode_more("d", 1)
 
 
 def decoding(*attempt_ids: str) -> ClusterState:
