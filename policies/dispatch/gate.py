@@ -23,7 +23,7 @@ from policies.state.reducer import ClusterState
 from policies.state.standby import Standby
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker, WorkerId
-from policies.state.waiting import NOTHING
+from policies.state.waiting import NOTHING, Backlog
 
 FADES_S = 10.0
 """Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
@@ -87,15 +87,15 @@ class Gate:
         self._rates.look(self._state.works(now_s), now_s)
         self._tiers_of = ()
 
-    def arrived(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
-        """Judges a request that has arrived, and is in the queue already."""
+    def arrived(self, request: Request, queued: Backlog, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
+        """Judges a request that has arrived, and is in the queue already, behind the requests in `queued`."""
         priority = request.terms.priority
         case = Case(
             request,
             Moment.ARRIVAL,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
-            self._state.queued_until(priority).without(request),
+            queued,
             self._state.without_slot_until(priority),
             self._committed(request, 0),
         )

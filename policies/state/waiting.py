@@ -1,5 +1,6 @@
 """Sums over requests that wait, by priority, so that the work before a request is known without looking at each."""
 
+import math
 from dataclasses import dataclass, field
 
 from policies.record import record
@@ -27,6 +28,36 @@ class Backlog:
             self.sequences - slots,
             self.foreseen - (slots if tokens is not None else 0),
             self.output_tokens - (slots * tokens if tokens is not None else 0.0),
+        )
+
+    def times(self, factor: float) -> "Backlog":
+        """Returns the sums of as much of everything as this factor says, in whole requests, sequences and tokens."""
+        return Backlog(
+            math.ceil(self.prompts * factor),
+            math.ceil(self.prompt_tokens * factor),
+            math.ceil(self.sequences * factor),
+            math.ceil(self.foreseen * factor),
+            self.output_tokens * factor,
+        )
+
+    def at_most(self, most: "Backlog") -> "Backlog":
+        """Returns the smaller one of each sum."""
+        return Backlog(
+            min(self.prompts, most.prompts),
+            min(self.prompt_tokens, most.prompt_tokens),
+            min(self.sequences, most.sequences),
+            min(self.foreseen, most.foreseen),
+            min(self.output_tokens, most.output_tokens),
+        )
+
+    def plus(self, other: "Backlog") -> "Backlog":
+        """Returns the sums over these requests and others."""
+        return Backlog(
+            self.prompts + other.prompts,
+            self.prompt_tokens + other.prompt_tokens,
+            self.sequences + other.sequences,
+            self.foreseen + other.foreseen,
+            self.output_tokens + other.output_tokens,
         )
 
 
