@@ -58,8 +58,8 @@ class _Progress:
 
 
 class PoolScan:
-    """The scan of one dispatcher's pool. `scan` is called for every event while the pool is not empty. `front` says what
-    a scan looks at; without it that is the pool in its order.
+    """The scan of one dispatcher's pool. `scan` is called for every event while the pool is not empty. `front` says
+    what a scan looks at; without it that is the pool in its order.
     """
 
     def __init__(self, state: ClusterState, front: Front | None = None) -> None:

@@ -58,9 +58,9 @@ class Sharing:
         self.turns = 0
 
     @property
-    def tenants(self) -> tuple[int, int]:
+    def tenants(self) -> dict[str, int]:
         """The number of tenants that wait in the queue and in the pool, once for each class."""
-        return self._queued.waiting, self._pooled.waiting
+        return {"queue": self._queued.waiting, "pool": self._pooled.waiting}
 
     def change(self, policy: FairnessPolicy) -> None:
         """Replaces the policy. All counters begin anew, and what waits keeps waiting."""
