@@ -146,6 +146,7 @@ class Dispatcher:
         self.state = ClusterState()
         self._sharing = Sharing(self.state, fairness)
         self._gate = Gate(self.state, admission)
+        self._gate.by_share = fairness.shares
         self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
         self._stuck_head: Request | None = None
@@ -296,6 +297,7 @@ class Dispatcher:
         if fairness != self.fairness:
             self.fairness = fairness
             self._sharing.change(fairness)
+            self._gate.by_share = fairness.shares
         self._settle()
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
@@ -366,10 +368,7 @@ class Dispatcher:
             if refused == request.attempt_id:
                 return
         if self._gate.watches:
-            priority = request.terms.priority
-            queued = self.state.queued_until(priority).without(request)
-            queued = self._queue.before(request, queued, self.state.queued_until(priority - 1))
-            judgement = self._gate.arrived(request, queued, self.state.snapshot(now_s, ()), self._fleet())
+            judgement = self._gate.arrived(request, self.state.snapshot(now_s, ()), self._fleet())
             if judgement.verdict is Verdict.REFUSE:
                 actions.append(self._refuse(request.attempt_id, judgement, now_s))
             else:
@@ -537,7 +536,9 @@ class Dispatcher:
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
         config = self.config
-        gang = self.fairness.gang_slots
+        gang, ahead = self.fairness.gang_slots, self.fairness.ahead_tokens
+        if worker.role is Role.PREFILL and worker.prefilling_tokens >= ahead and self._sharing.several:
+            return False
         return may_prefill(
             request if gang is None or request.slots <= gang else dataclasses.replace(request, slots=gang),
             worker,

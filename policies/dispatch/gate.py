@@ -23,7 +23,7 @@ from policies.state.reducer import ClusterState
 from policies.state.standby import Standby
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker, WorkerId
-from policies.state.waiting import NOTHING, Backlog
+from policies.state.waiting import NOTHING
 
 FADES_S = 10.0
 """Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
@@ -65,6 +65,8 @@ class Gate:
     def __init__(self, state: ClusterState, policy: AdmissionPolicy) -> None:
         self._state = state
         self.policy = policy
+        self.by_share = False
+        """Whether tenants are served by their shares, so that a request overtakes those of tenants that got more."""
         self._rates = Rates()
         self._arrivals = Arrivals()
         self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
@@ -87,16 +89,15 @@ class Gate:
         self._rates.look(self._state.works(now_s), now_s)
         self._tiers_of = ()
 
-    def arrived(self, request: Request, queued: Backlog, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
-        """Judges a request that has arrived, and is in the queue already, behind the requests in `queued`."""
-        priority = request.terms.priority
+    def arrived(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
+        """Judges a request that has arrived, and is in the queue already."""
         case = Case(
             request,
             Moment.ARRIVAL,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
-            queued,
-            self._state.without_slot_until(priority),
+            self._state.queued_before(request, self.by_share),
+            self._state.without_slot_before(request, self.by_share),
             self._committed(request, 0),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
@@ -109,7 +110,7 @@ class Gate:
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
             NOTHING,
-            self._state.without_slot_until(request.terms.priority),
+            self._state.without_slot_before(request, self.by_share),
             self._committed(request, 0),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))

@@ -14,20 +14,18 @@ from policies.fairness.none import NoFairness
 from policies.fairness.ranking import Ranking
 from policies.fairness.shares import Shares
 from policies.state.views import Request, RequestId
-from policies.state.waiting import Backlog, Waiting
 
 
 class _Line:
-    """The requests of one tenant in one class, oldest first: all of them, those that are not set aside, and in sums.
+    """The requests of one tenant in one class, oldest first: all of them, and those that are not set aside.
     `cost` is what they count for together, and `weight` the tenant's by its newest request.
     """
 
-    __slots__ = ("cost", "every", "ready", "sums", "weight")
+    __slots__ = ("cost", "every", "ready", "weight")
 
     def __init__(self) -> None:
         self.every: OrderedDict[RequestId, Request] = OrderedDict()
         self.ready: OrderedDict[RequestId, Request] = OrderedDict()
-        self.sums = Waiting()
         self.cost, self.weight = 0.0, 1.0
 
 
@@ -43,7 +41,6 @@ class PrefillQueue:
         self._classes: list[int] = []  # of lines, ascending
         # in each class the tenants by when their last request would be served, the last one first
         self._ends: dict[int, Ranking] = {}
-        self._weights: dict[int, float] = {}  # sums over the lines of each class
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,18 +55,15 @@ class PrefillQueue:
         lines = self._lines.get(priority)
         if lines is None:
             lines = self._lines[priority] = {}
-            self._ends[priority], self._weights[priority] = Ranking(), 0.0
+            self._ends[priority] = Ranking()
             insort(self._classes, priority)
         line = lines.get(tenant)
         if line is None:
             line = lines[tenant] = _Line()
-            self._weights[priority] += line.weight
         if not line.ready:
             self._shares.enter(priority, tenant)
         line.every[request.attempt_id] = line.ready[request.attempt_id] = request
-        line.sums.count(request, +1)
         line.cost += cost
-        self._weights[priority] += request.terms.weight - line.weight
         line.weight = request.terms.weight
         self._rank(priority, tenant)
 
@@ -88,7 +82,6 @@ class PrefillQueue:
         self._aside.discard(attempt_id)
         del line.every[attempt_id]
         line.ready.pop(attempt_id, None)
-        line.sums.count(request, -1)
         line.cost -= cost
         if not line.ready:
             self._shares.leave(priority, tenant)
@@ -97,9 +90,8 @@ class PrefillQueue:
             return
         del self._lines[priority][tenant]
         self._ends[priority].discard(tenant)
-        self._weights[priority] -= line.weight
         if not self._lines[priority]:
-            del self._lines[priority], self._ends[priority], self._weights[priority]
+            del self._lines[priority], self._ends[priority]
             del self._classes[bisect_left(self._classes, priority)]
 
     def charge(self, priority: int, tenant: str, service: float) -> None:
@@ -158,21 +150,6 @@ class PrefillQueue:
         tenant = self._ends[priority].first()
         assert tenant is not None  # every line is ranked
         return next(reversed(self._lines[priority][tenant].every))
-
-    def before(self, request: Request, queued: Backlog, above: Backlog) -> Backlog:
-        """Returns what is expected to be served before a request that waits, the last of its tenant in its class.
-
-        `queued` are all others of this class and of those above it, in sums, and the answer if they are one tenant's.
-        `above` are those of the classes above it. Where several tenants wait, each gets service by its weight until the
-        request has its turn, so no more of the class is before it than its tenant has, for each unit of weight.
-        """
-        priority = request.terms.priority
-        lines = self._lines[priority]
-        if len(lines) < 2:
-            return queued
-        line = lines[self._policy.tenant(request)]
-        own = line.sums.until(priority).without(request)
-        return above.plus(own.times(self._weights[priority] / line.weight)).at_most(queued)
 
     def oldest_s(self) -> float | None:
         """Returns when the request that has waited longest arrived; None when the queue is empty."""

@@ -56,6 +56,9 @@ class Sharing:
         self._charged: dict[RequestId, _Charge] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()  # mean output of a choice, by tenant
         self.turns = 0
+        self.several = False
+        """Whether requests of more than one tenant have come since the policy is in use."""
+        self._first: str | None = None  # the first tenant
 
     @property
     def tenants(self) -> dict[str, int]:
@@ -68,7 +71,7 @@ class Sharing:
         self.policy = policy
         self._queued, self._pooled = Shares(), Shares()
         self.queue = PrefillQueue(policy, self._queued)
-        self._charged = {}
+        self._charged, self._first, self.several = {}, None, False
         for request in waiting:
             self.push(request)
         self._state.take_turned_lines()
@@ -80,10 +83,13 @@ class Sharing:
 
     def push(self, request: Request) -> None:
         """Puts a request into the queue."""
-        shares = self.policy.shares
-        self.queue.push(
-            request, self.policy.cost(request.prompt_tokens, self._output(request)) if shares else 0.0
-        )
+        if not self.policy.shares:
+            self.queue.push(request)
+            return
+        self.queue.push(request, self.policy.cost(request.prompt_tokens, self._output(request)))
+        if self._first is None:
+            self._first = self.policy.tenant(request)
+        self.several |= self.policy.tenant(request) != self._first
 
     def prefill_routed(self, request: Request, worker: WorkerId) -> Turn | None:
         """Charges a request that is sent to a worker to have its prompt computed, before it leaves the queue. A prompt

@@ -37,9 +37,10 @@ OTHERS = 3
 class FairnessPolicy(Protocol):
     """A frozen dataclass of parameters. A policy that shares nothing has one tenant, whose counter stays 0.
 
-    A tenant whose counter is at most `slack_tokens` above the least one is within its share: the decode policy sees its
-    pool entries. A request of several choices begins with `gang_slots` free slots (None: it waits for slots for all of
-    its choices).
+    Once there were several tenants, prompts go only to prefill workers that have less than `ahead_tokens` in work,
+    because nobody can overtake inside an engine. A tenant whose counter is at most `slack_tokens` above the least one
+    is within its share: the decode policy sees its pool entries. A request of several choices begins with `gang_slots`
+    free slots (None: it waits for slots for all of its choices).
     """
 
     paper: ClassVar[str]
@@ -51,6 +52,8 @@ class FairnessPolicy(Protocol):
     def name(self) -> str: ...
     @property
     def slack_tokens(self) -> float: ...
+    @property
+    def ahead_tokens(self) -> float: ...
     @property
     def gang_slots(self) -> int | None: ...
 

@@ -3,6 +3,7 @@
 Whoever sends the most gets the most. Not claimed: any share.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,10 @@ class NoFairness:
     @property
     def slack_tokens(self) -> float:
         return 0.0
+
+    @property
+    def ahead_tokens(self) -> float:
+        return math.inf
 
     @property
     def gang_slots(self) -> int | None:

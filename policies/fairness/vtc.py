@@ -21,9 +21,10 @@ token by token, so a tenant whose forecasts are too short is ahead by their erro
 the decode policy chooses among the entries of all tenants within `slack_tokens` of the least counter; if none of those
 fits anywhere, among all. Idle tenants are forgotten, the longest idle first, when there are many (`shares.MOST_IDLE`).
 
-With one tenant in a class the order is that of `none`. A request of several choices begins as soon as `gang_slots`
-slots are free, and its other choices get the slots of that worker as they come, where `none` has it wait for all of
-them at once. A request that only some workers may serve is passed by while these are full.
+As long as there was only one tenant, everything is as with `none`, but for requests of several choices: such a one
+begins as soon as `gang_slots` slots are free, and its other choices get the slots of that worker as they come, where
+`none` has it wait for all of them at once. A request that only some workers may serve is passed by while these are
+full.
 
 Claimed: the service of two tenants that wait all the time, for each unit of weight, differs by a bounded amount: the
 largest cost of a request, `slack_tokens`, and the errors of forecasts of what is running.
@@ -50,6 +51,11 @@ class VirtualTokenCounter:
     # ASSUMPTION: some requests of a chat; the decode policy then has a choice, and several are placed in one round
     slack_tokens: Annotated[float, Number(low=0.0, unit="tokens")] = 4096.0
     """How far a tenant's counter may be above the least one so that the decode policy sees its pool entries."""
+    # vLLM's default budget of a step on large GPUs (`max_num_batched_tokens`), so that an engine has a full step to do
+    ahead_tokens: Annotated[float, Number(above=0.0, unit="tokens", endless=True)] = 8192.0
+    """Prompt tokens in work from which a prefill worker gets no more, once requests of several tenants have come. They
+    wait in the queue then, where another tenant can overtake them.
+    """
     gang_slots: Annotated[int, Whole(1, unit="slots")] | None = 1
     """Free slots with which a request of several choices begins. With null it waits for slots for all its choices, and
     a request that only some workers may serve lets nothing pass while these are full, as with `none`.

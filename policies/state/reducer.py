@@ -245,15 +245,17 @@ class ClusterState:
             return 0.0
         return now_s - max(standing.idle_until_s, standing.computed_at_s)
 
-    def queued_until(self, priority: int) -> Backlog:
-        """Returns the sums over the queued requests that are at least as urgent as this priority."""
-        return self._ledger.queued.until(priority)
-
-    def without_slot_until(self, priority: int) -> Backlog:
-        """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are at least
-        as urgent as this priority.
+    def queued_before(self, request: Request, by_share: bool) -> Backlog:
+        """Returns the sums over the queued requests that are expected to be served before one that is queued, by the
+        order of their arrival or by their tenants' shares (`Waiting.before`).
         """
-        return self._ledger.without_slot.until(priority)
+        return self._ledger.queued.before(request, True, by_share)
+
+    def without_slot_before(self, request: Request, by_share: bool) -> Backlog:
+        """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are expected
+        to get a slot before one that is queued.
+        """
+        return self._ledger.without_slot.before(request, False, by_share)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

@@ -74,33 +74,64 @@ class _Sums:
     foreseen: int = 0
     output_tokens: float = 0.0
 
+    def count(self, request: Request, sign: int) -> None:
+        """Adds a request (`sign` +1), or takes it away (-1)."""
+        slots = sign * request.slots
+        self.prompts += sign
+        self.prompt_tokens += sign * request.prompt_tokens
+        self.sequences += slots
+        if request.predicted_tokens is not None:
+            self.foreseen += slots
+            self.output_tokens += slots * request.predicted_tokens
+
+    def shown(self) -> Backlog:
+        return Backlog(self.prompts, self.prompt_tokens, self.sequences, self.foreseen, self.output_tokens)
+
+
+@dataclass(slots=True)
+class _Class:
+    """The sums over all requests of one priority, and over those of each tenant; `weights` are the tenants' weights, by
+    their newest requests, and `weight` is the sum of them.
+    """
+
+    all: _Sums = field(default_factory=_Sums)
+    tenants: dict[str, _Sums] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    weight: float = 0.0
+
 
 @dataclass(slots=True)
 class Waiting:
-    """The sums over all requests of one kind, by priority."""
+    """The sums over all requests of one kind, by priority and tenant."""
 
-    _of: dict[int, _Sums] = field(default_factory=dict)
+    _of: dict[int, _Class] = field(default_factory=dict)
 
     def count(self, request: Request, sign: int) -> None:
         """Adds a request (`sign` +1), or takes it away (-1)."""
-        priority, slots = request.terms.priority, sign * request.slots
-        sums = self._of.get(priority)
+        priority, tenant = request.terms.priority, request.terms.tenant
+        of = self._of.get(priority)
+        if of is None:
+            of = self._of[priority] = _Class()
+        sums = of.tenants.get(tenant)
         if sums is None:
-            sums = self._of[priority] = _Sums()
-        sums.prompts += sign
-        sums.prompt_tokens += sign * request.prompt_tokens
-        sums.sequences += slots
-        if request.predicted_tokens is not None:
-            sums.foreseen += slots
-            sums.output_tokens += slots * request.predicted_tokens
+            sums = of.tenants[tenant] = _Sums()
+        of.all.count(request, sign)
+        sums.count(request, sign)
+        before = of.weights.get(tenant, 0.0)
         if not sums.prompts:
             # rounding errors of its sums end with it
+            del of.tenants[tenant]
+            of.weight -= of.weights.pop(tenant, 0.0)
+        elif sign > 0 and before != request.terms.weight:
+            of.weight += request.terms.weight - before
+            of.weights[tenant] = request.terms.weight
+        if not of.all.prompts:
             del self._of[priority]
 
     def until(self, priority: int) -> Backlog:
         """Returns the sums over the requests that are at least as urgent as this priority."""
         # in ascending order, because sums of fractions depend on it
-        some = [self._of[one] for one in sorted(self._of) if one <= priority]
+        some = [self._of[one].all for one in sorted(self._of) if one <= priority]
         return Backlog(
             sum(one.prompts for one in some),
             sum(one.prompt_tokens for one in some),
@@ -108,3 +139,25 @@ class Waiting:
             sum(one.foreseen for one in some),
             sum((one.output_tokens for one in some), 0.0),
         )
+
+    def before(self, request: Request, counted: bool, by_share: bool) -> Backlog:
+        """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`
+        says whether the sums contain it.
+
+        That is all of its class and of more urgent ones. With `by_share`, where several tenants wait in the class, each
+        of them gets service by its weight until the request has its turn. So no more of the class is before it than its
+        own tenant has, times the weights of all by its own.
+        """
+        priority, tenant = request.terms.priority, request.terms.tenant
+        queued = self.until(priority)
+        if counted:
+            queued = queued.without(request)
+        of = self._of.get(priority)
+        if not by_share or of is None or not of.tenants.keys() - {tenant}:
+            return queued
+        sums, weight = of.tenants.get(tenant), of.weight
+        own = NOTHING if sums is None else sums.shown()
+        if counted:
+            own = own.without(request)
+        weight += request.terms.weight - of.weights.get(tenant, 0.0)
+        return self.until(priority - 1).plus(own.times(weight / request.terms.weight)).at_most(queued)
