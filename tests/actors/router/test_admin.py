@@ -91,7 +91,10 @@ async def test_a_change_of_policy_holds_at_once_for_all_and_is_announced(router:
             "max_inflight is -1: it must be a whole",
         ),
         ({"decode": {"name": "netkv", "parms": {}}}, "decode must be a policy's name, or"),
-        ({"decoder": "netkv"}, "'decoder' is not known: give prefill, decode, admission, dispatch or flow"),
+        (
+            {"decoder": "netkv"},
+            "'decoder' is not known: give prefill, decode, admission, fairness, dispatch or flow",
+        ),
         ({"admission": "shut"}, "admission policy 'shut' is not known: choose one of by_wait, open"),
         ({"dispatch": {"kv_high_water": 7}}, "kv_high_water is 7: it must be a number > 0 and <= 1"),
         ({}, "nothing is asked for"),

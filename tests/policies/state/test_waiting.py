@@ -80,7 +80,7 @@ def test_the_ledger_counts_what_is_queued_and_what_waits_for_a_slot(seed: int) -
             for live in lives
             if live.stage is Stage.POOLED or (live.stage is Stage.PREFILLING and not live.colocated)
         ]
-        for found, requests in ((state.queued_until(9), queued), (state.without_slot_until(9), waits)):
+        for found, requests in ((ledger.queued.until(9), queued), (ledger.without_slot.until(9), waits)):
             assert found.prompts == len(requests) and found.sequences == sum(r.slots for r in requests)
             assert found.prompt_tokens == sum(r.prompt_tokens for r in requests)
             counted += found.prompts
