@@ -47,7 +47,9 @@ class RoutePrefill:
     admission: Judgement | None = None
     """The judgement by which the request had its turn; None where the admission policy takes everything."""
     turn: Turn | None = None
-    """Whose turn it was; None where no other tenant waited in the queue, and where the fairness policy is `none`."""
+    """The shares by which it had its turn; None where no other tenant waited in the queue, and with the fairness policy
+    `none`.
+    """
 
 
 @record
@@ -63,7 +65,9 @@ class RouteDecode:
     kv_due_s: float | None = None
     """Seconds from the decision in which the KV must be on the chosen worker (`policies.dispatch.kv_deadline`)."""
     turn: Turn | None = None
-    """Whose turn it was; None where no other tenant waited in the pool, and where the fairness policy is `none`."""
+    """The shares by which it had its turn; None where no other tenant waited in the pool, and with the fairness policy
+    `none`.
+    """
 
 
 @record

@@ -32,7 +32,7 @@ Limits = dict[int, float]
 
 @dataclass(slots=True)
 class _Charge:
-    """What a request was charged: the tokens of its prompt and of all its outputs, and where."""
+    """The charge of a request: the tokens of its prompt and of all its outputs, and the places where it was charged."""
 
     priority: int
     tenant: str

@@ -16,7 +16,7 @@ from policies.state.views import Request
 
 @record
 class Turn:
-    """Whose turn it was at a decision, where requests of several tenants waited in the same class.
+    """The shares at a decision for which requests of several tenants waited in the same class.
 
     `counter` is the service that `tenant` had got before the decision, and `cost` what the decision adds to it, both in
     weighted tokens for each unit of weight. `tenants` had requests waiting in the class, and `others` are at most

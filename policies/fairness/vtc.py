@@ -45,9 +45,9 @@ class VirtualTokenCounter:
 
     # the paper's values, after the prices of OpenAI's API (section 3.2)
     w_p: Annotated[float, Number(low=0.0, high=1e3)] = 1.0
-    """What a token of a prompt counts for."""
+    """Weight of a token of a prompt."""
     w_q: Annotated[float, Number(above=0.0, high=1e3)] = 2.0
-    """What a token of an output counts for."""
+    """Weight of a token of an output."""
     # ASSUMPTION: some requests of a chat; the decode policy then has a choice, and several are placed in one round
     slack_tokens: Annotated[float, Number(low=0.0, unit="tokens")] = 4096.0
     """How far a tenant's counter may be above the least one so that the decode policy sees its pool entries."""
