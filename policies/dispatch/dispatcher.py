@@ -86,7 +86,6 @@ from policies.dispatch.kv_deadline import kv_due_s
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.lending import Lending
 from policies.dispatch.pool_scan import Placement, PoolScan
-from policies.dispatch.prefill_queue import PrefillQueue
 from policies.dispatch.probes import first_probe, probe_decision
 from policies.dispatch.sharing import Sharing
 from policies.fairness.base import FairnessPolicy
@@ -145,6 +144,7 @@ class Dispatcher:
         self._settle()
         self.state = ClusterState()
         self._sharing = Sharing(self.state, fairness)
+        self._queue = self._sharing.queue
         self._gate = Gate(self.state, admission)
         self._gate.by_share = fairness.shares
         self.state.limit_outliers(config.outlier_limits)
@@ -168,10 +168,6 @@ class Dispatcher:
         self._closed_at_s: float | None = None
         self._faults: list[PolicyError] = []
         """The unexpected exceptions of policies during the present event."""
-
-    @property
-    def _queue(self) -> PrefillQueue:
-        return self._sharing.queue
 
     @property
     def sharing(self) -> Sharing:
@@ -297,6 +293,7 @@ class Dispatcher:
         if fairness != self.fairness:
             self.fairness = fairness
             self._sharing.change(fairness)
+            self._queue = self._sharing.queue
             self._gate.by_share = fairness.shares
         self._settle()
         self._leases.restart(self.config.lease_margin_s)

@@ -101,6 +101,9 @@ class PrefillQueue:
             self._rank(priority, tenant)
 
     def _rank(self, priority: int, tenant: str) -> None:
+        """Notes when the last request of a tenant would be served; with one tenant for all nobody asks."""
+        if not self._policy.shares:
+            return
         line = self._lines[priority][tenant]
         end = self._shares.counter(priority, tenant) + line.cost / line.weight
         self._ends[priority].set(tenant, -end)
@@ -147,8 +150,8 @@ class PrefillQueue:
     def least_urgent(self) -> RequestId:
         """Returns the id of the request to be served last. Raises IndexError when the queue is empty."""
         priority = self._classes[-1]
-        tenant = self._ends[priority].first()
-        assert tenant is not None  # every line is ranked
+        # where tenants have shares every line is ranked
+        tenant = self._ends[priority].first() or next(iter(self._lines[priority]))
         return next(reversed(self._lines[priority][tenant].every))
 
     def oldest_s(self) -> float | None:

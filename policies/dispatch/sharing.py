@@ -197,7 +197,7 @@ class Sharing:
     def look_at_pool(self) -> None:
         """Notes which tenants have begun or ceased to wait in the pool."""
         turned = self._state.take_turned_lines()
-        if self.policy.shares:
+        if turned and self.policy.shares:
             for line, begins in turned:
                 (self._pooled.enter if begins else self._pooled.leave)(*line)
 

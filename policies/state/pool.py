@@ -95,6 +95,8 @@ class Pool:
 
     def take_turned(self) -> list[tuple[Line, bool]]:
         """Returns the lines that have begun (True) or ended since the last call, in this order."""
+        if not self._turned:
+            return []
         turned, self._turned = self._turned, []
         return turned
 

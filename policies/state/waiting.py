@@ -74,16 +74,6 @@ class _Sums:
     foreseen: int = 0
     output_tokens: float = 0.0
 
-    def count(self, request: Request, sign: int) -> None:
-        """Adds a request (`sign` +1), or takes it away (-1)."""
-        slots = sign * request.slots
-        self.prompts += sign
-        self.prompt_tokens += sign * request.prompt_tokens
-        self.sequences += slots
-        if request.predicted_tokens is not None:
-            self.foreseen += slots
-            self.output_tokens += slots * request.predicted_tokens
-
     def shown(self) -> Backlog:
         return Backlog(self.prompts, self.prompt_tokens, self.sequences, self.foreseen, self.output_tokens)
 
@@ -108,25 +98,37 @@ class Waiting:
 
     def count(self, request: Request, sign: int) -> None:
         """Adds a request (`sign` +1), or takes it away (-1)."""
-        priority, tenant = request.terms.priority, request.terms.tenant
+        terms = request.terms
+        priority, tenant = terms.priority, terms.tenant
         of = self._of.get(priority)
         if of is None:
             of = self._of[priority] = _Class()
-        sums = of.tenants.get(tenant)
-        if sums is None:
-            sums = of.tenants[tenant] = _Sums()
-        of.all.count(request, sign)
-        sums.count(request, sign)
-        before = of.weights.get(tenant, 0.0)
-        if not sums.prompts:
+        own = of.tenants.get(tenant)
+        if own is None:
+            own = of.tenants[tenant] = _Sums()
+        slots, tokens, predicted = (
+            sign * request.slots,
+            sign * request.prompt_tokens,
+            request.predicted_tokens,
+        )
+        for sums in (of.all, own):
+            sums.prompts += sign
+            sums.prompt_tokens += tokens
+            sums.sequences += slots
+            if predicted is not None:
+                sums.foreseen += slots
+                sums.output_tokens += slots * predicted
+        if sign > 0:
+            before = of.weights.get(tenant, 0.0)
+            if before != terms.weight:
+                of.weight += terms.weight - before
+                of.weights[tenant] = terms.weight
+        elif not of.all.prompts:
             # rounding errors of its sums end with it
-            del of.tenants[tenant]
-            of.weight -= of.weights.pop(tenant, 0.0)
-        elif sign > 0 and before != request.terms.weight:
-            of.weight += request.terms.weight - before
-            of.weights[tenant] = request.terms.weight
-        if not of.all.prompts:
             del self._of[priority]
+        elif not own.prompts:
+            del of.tenants[tenant]
+            of.weight -= of.weights.pop(tenant)
 
     def until(self, priority: int) -> Backlog:
         """Returns the sums over the requests that are at least as urgent as this priority."""
