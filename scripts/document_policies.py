@@ -110,8 +110,10 @@ A tenant is that of the API key. Where keys are off it is the request's `user`, 
 checks a user's name, so whoever makes up names has a share for each. A key's `weight` is its tenant's share against
 others. `sluice explain` shows the counters of the tenants that waited at a decision.
 
-Default: `vtc`. In simulation each tenant got its share with it at every load, and where there is one tenant its
-decisions are those of `none` (a test); a live benchmark is still to come.
+Default: `vtc`. In simulation modest tenants beside a greedy one got their shares with it at every load. With admission
+`by_wait` a tenant that asks for little more than its share gets a little less, because some of its requests would miss
+their objectives (`python -m benchmarks run fairness`). Where there is one tenant the decisions are those of `none`, but
+for requests of several choices. A live benchmark is still to come.
 
 ```yaml
 router:

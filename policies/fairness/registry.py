@@ -10,7 +10,7 @@ from policies.fairness.vtc import VirtualTokenCounter
 
 FAIRNESS: dict[str, type[Any]] = {"none": NoFairness, "vtc": VirtualTokenCounter}
 NONE = "none"
-# as `none` where there is one tenant; where there are several each gets its share: `python -m benchmarks run fairness`
+# as `none` where there is one tenant; where there are several each gets its share (`python -m benchmarks run fairness`)
 DEFAULT = "vtc"
 
 
