@@ -32,6 +32,8 @@ from app.profile.file import load_heatmap
 from policies.admission.registry import DEFAULT as OPEN
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.fairness.registry import DEFAULT as FAIR
+from policies.fairness.registry import fairness_policy
 from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.flowkv.role_switch import RoleSwitchConfig
@@ -84,6 +86,7 @@ class RouterConfig(Strict):
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     decode: PolicyChoice = PolicyChoice(name="composition")
     admission: PolicyChoice = PolicyChoice(name=OPEN)
+    fairness: PolicyChoice = PolicyChoice(name=FAIR)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
     predictor: dict[str, Any] = Field(default_factory=dict)
@@ -319,6 +322,7 @@ class AppConfig(Strict):
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
         decode = decode_policy(self.router.decode.name, self.router.decode.params)
         admission_policy(self.router.admission.name, self.router.admission.params)
+        fairness_policy(self.router.fairness.name, self.router.fairness.params)
         check_overcommit(decode, self.router.dispatch_config().overcommit_slots_of(decode))
         self.router.predictor_config()
         file = self.router.network_config().file

@@ -110,6 +110,7 @@ class RouterReplica:
         from actors.telemetry.environment import decision_traces
         from policies.admission.registry import admission_policy
         from policies.dispatch.dispatcher import Dispatcher
+        from policies.fairness.registry import fairness_policy
         from policies.routing.registry import decode_policy, prefill_policy
 
         dispatcher = Dispatcher(
@@ -117,6 +118,7 @@ class RouterReplica:
             prefill_policy(router.prefill.name, router.prefill.params),
             decode_policy(router.decode.name, router.decode.params),
             admission_policy(router.admission.name, router.admission.params),
+            fairness_policy(router.fairness.name, router.fairness.params),
         )
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from policies.admission.registry import ADMISSION
 from policies.dispatch.config import DispatchConfig
+from policies.fairness.registry import FAIRNESS
 from policies.flow import rmlq
 from policies.flow.config import ArbiterConfig
 from policies.flow.fetch_or_recompute import FetchConfig
@@ -42,6 +43,8 @@ HEAD = """# Policies
 - **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else
   `balance_route_0`.
 - **Both of these, under load:** decode by `composition`, with the network and a predictor.
+- **One port for several users, some of whom send far more than others:** keep the default, which shares the service out
+  among tenants ([Policies for fairness](#policies-for-fairness)), and give them API keys.
 - **More load than the engines carry:** give the classes objectives and admit `by_wait`
   ([Policies for admission](#policies-for-admission)).
 
@@ -78,7 +81,7 @@ BR-H, the static stack and the composition also use forecasts of running request
 their `horizon`; without one every request is taken to stay.
 
 The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`,
-`policies/admission` and `policies/flow`.
+`policies/admission`, `policies/fairness` and `policies/flow`.
 """
 
 ADMISSIONS = """
@@ -94,6 +97,27 @@ router:
   admission: {name: by_wait}
 ingress:
   options: {class_slo: {interactive: {ttft_s: 2}, standard: {ttft_s: 5}}}
+```
+"""
+
+FAIRNESSES = """
+The fairness policy says whose request is next, in the queue before prefill and in the pool of computed prompts. The
+class of a request comes first (`priority`), then the shares of the tenants in the class, then the routing policy, which
+chooses among what is within its share. What the admission policy does with late requests it does inside one tenant's
+queue, and it expects a wait by the tenant's share.
+
+A tenant is that of the API key. Where keys are off it is the request's `user`, else the address of its client; nobody
+checks a user's name, so whoever makes up names has a share for each. A key's `weight` is its tenant's share against
+others. `sluice explain` shows the counters of the tenants that waited at a decision.
+
+Default: `vtc`. In simulation modest tenants beside a greedy one got their shares with it at every load. With admission
+`by_wait` a tenant that asks for little more than its share gets a little less, because some of its requests would miss
+their objectives (`python -m benchmarks run fairness`). Where there is one tenant the decisions are those of `none`, but
+for requests of several choices. A live benchmark is still to come.
+
+```yaml
+router:
+  fairness: {name: vtc, params: {w_p: 1, w_q: 2}}
 ```
 """
 
@@ -127,6 +151,8 @@ def page() -> str:
     parts += ["\n## The load score\n", _load_score(), "\n## Limits of the dispatcher\n", _limits()]
     parts += ["\n## Policies for admission\n", ADMISSIONS]
     parts += [_bare_policy(name, kind) for name, kind in ADMISSION.items()]
+    parts += ["\n## Policies for fairness\n", FAIRNESSES]
+    parts += [_bare_policy(name, kind) for name, kind in FAIRNESS.items()]
     parts += ["\n## Policies for flows\n", FLOWS, *(_bare_policy(name, kind) for name, kind in FLOW.items())]
     parts += ["\n### The reverse multi-level queue\n", _text_of(rmlq)]
     parts += ["\n### Sizes of permits\n", _table(ArbiterConfig, list(dataclasses.fields(ArbiterConfig)))]
@@ -139,7 +165,7 @@ def page() -> str:
 
 
 def _bare_policy(name: str, kind: type[Any]) -> str:
-    """Returns the section of a policy for flows or admission: what it does, formula, module's text, parameters."""
+    """Returns the section of a policy that routes nothing: what it does, formula, module's text, parameters."""
     fields = [f for f in dataclasses.fields(kind) if f.init and f.name != "name"]
     parameters = _table(kind, fields) if fields else "\nParameters: none.\n"
     text = f"\n### {name}\n\n{_paragraphs(kind.__doc__)}\n\nPaper: {kind.paper}.\n"

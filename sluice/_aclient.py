@@ -182,6 +182,8 @@ class AsyncSluice:
         flow_params: Mapping[str, Any] | None = None,
         admission: str | None = None,
         admission_params: Mapping[str, Any] | None = None,
+        fairness: str | None = None,
+        fairness_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies in use and returns them; see `Sluice.set_policies`."""
         call = set_policy_call(
@@ -195,6 +197,8 @@ class AsyncSluice:
             flow_params,
             admission,
             admission_params,
+            fairness,
+            fairness_params,
         )
         return parse(await self._answer(call), Policies)
 

@@ -185,12 +185,15 @@ class Sluice(Transport):
         flow_params: Mapping[str, Any] | None = None,
         admission: str | None = None,
         admission_params: Mapping[str, Any] | None = None,
+        fairness: str | None = None,
+        fairness_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies that decide, and returns them. The change lasts until the router restarts.
 
         A policy or limit that is None stays as it is; `dispatch` has limits of the dispatcher by name, and `flow` is
         the policy that orders KV transfers, where they are scheduled. `admission` is the policy that refuses requests
-        which would miss their objectives. Raises BadRequestError that says what is allowed; nothing is changed then.
+        which would miss their objectives, and `fairness` the one that shares the service out among tenants. Raises
+        BadRequestError that says what is allowed; nothing is changed then.
         """
         call = set_policy_call(
             self._settings,
@@ -203,6 +206,8 @@ class Sluice(Transport):
             flow_params,
             admission,
             admission_params,
+            fairness,
+            fairness_params,
         )
         return parse(self._answer(call), Policies)
 

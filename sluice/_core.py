@@ -249,6 +249,8 @@ def policy_body(
     flow_params: Mapping[str, Any] | None = None,
     admission: str | None = None,
     admission_params: Mapping[str, Any] | None = None,
+    fairness: str | None = None,
+    fairness_params: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Returns a change of policies as JSON. Raises ValueError for parameters without a policy, or no change."""
     body: dict[str, Any] = {}
@@ -257,6 +259,7 @@ def policy_body(
         ("decode", decode, decode_params),
         ("flow", flow, flow_params),
         ("admission", admission, admission_params),
+        ("fairness", fairness, fairness_params),
     )
     for stage, name, params in chosen:
         if name is not None:
@@ -268,7 +271,7 @@ def policy_body(
     if dispatch:
         body["dispatch"] = dict(dispatch)
     if not body:
-        raise ValueError("nothing to change: give prefill, decode, admission, flow or dispatch")
+        raise ValueError("nothing to change: give prefill, decode, admission, fairness, flow or dispatch")
     return json.dumps(body).encode()
 
 

@@ -154,6 +154,8 @@ class Dashboard(Transport):
         flow_params: Mapping[str, Any] | None = None,
         admission: str | None = None,
         admission_params: Mapping[str, Any] | None = None,
+        fairness: str | None = None,
+        fairness_params: Mapping[str, Any] | None = None,
     ) -> Change:
         """Changes the policies that decide, as `Sluice.set_policies` does."""
         body = policy_body(
@@ -166,6 +168,8 @@ class Dashboard(Transport):
             flow_params,
             admission,
             admission_params,
+            fairness,
+            fairness_params,
         )
         return self._change("PUT", "/api/policy", body)
 

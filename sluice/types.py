@@ -376,11 +376,12 @@ class Available(Result):
     decode: dict[str, Policy] = Field(default_factory=dict)
     flow: dict[str, Policy] = Field(default_factory=dict)
     admission: dict[str, Policy] = Field(default_factory=dict)
+    fairness: dict[str, Policy] = Field(default_factory=dict)
 
 
 class Policies(Result):
     """The policies in use, those that can be chosen (`available`), and the dispatcher's limits (`dispatch`). `flow` is
-    None where KV transfers are not scheduled, and `admission` None where the server is too old to have one.
+    None where KV transfers are not scheduled, and `admission` or `fairness` where the server is too old to have one.
     """
 
     prefill: Policy
@@ -388,6 +389,7 @@ class Policies(Result):
     dispatch: dict[str, Any] = Field(default_factory=dict)
     flow: Policy | None = None
     admission: Policy | None = None
+    fairness: Policy | None = None
     available: Available = Field(default_factory=Available)
 
 
@@ -561,14 +563,27 @@ class Admission(Result):
     detail: str = ""
 
 
+class Turn(Result):
+    """The shares by which it was a request's turn. `counter` is the service that `tenant` had got before, and `cost`
+    what the decision adds, both in weighted tokens for each unit of the tenant's weight. `tenants` waited in the class;
+    `others` are those of them with the least counters.
+    """
+
+    tenant: str
+    counter: float = 0.0
+    cost: float = 0.0
+    tenants: int = 0
+    others: dict[str, float] = Field(default_factory=dict)
+
+
 class Decision(Result):
     """One decision on a request's way.
 
     `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
     prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
-    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved. `admission`
-    is there where the admission policy has judged the request.
+    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved. `admission` is there where the
+    admission policy has judged the request, and `turn` where requests of other tenants waited too.
     """
 
     attempt_id: str
@@ -584,6 +599,7 @@ class Decision(Result):
     reject_reason: str | None = Field(None, alias="reason")
     retry_after_s: float | None = None
     admission: Admission | None = None
+    turn: Turn | None = None
     quarantined: dict[str, str] = Field(default_factory=dict)
 
 

@@ -1,8 +1,8 @@
 """Answers, as JSON, to the questions that an administrator asks the router through an ingress (`app.ingress.admin`).
 
     policy      the policies in use, with parameters and formula, and all policies to choose from
-    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "admission": .., "flow": .., "dispatch": {..}}:
-                changes all of these or nothing
+    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "admission": .., "fairness": .., "flow": ..,
+                "dispatch": {..}}: changes all of these or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
     facts       engines with the totals of their steps, and the network as configured and learnt
@@ -27,6 +27,7 @@ from actors.telemetry import logs
 from actors.wire import messages as wire
 from policies.admission.registry import ADMISSION
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.fairness.registry import FAIRNESS
 from policies.journal.codec import CodecError, dumps, encoder, loads
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
@@ -122,30 +123,32 @@ class RouterAdmin:
             "prefill": described(dispatcher.prefill),
             "decode": described(dispatcher.decode),
             "admission": described(dispatcher.admission),
+            "fairness": described(dispatcher.fairness),
             "dispatch": _CONFIG(dispatcher.config),
             "flow": self._flows.policy(),
             "available": {
                 "prefill": {name: described(kind()) for name, kind in PREFILL.items()},
                 "decode": {name: described(kind()) for name, kind in DECODE.items()},
                 "admission": {name: described(kind()) for name, kind in ADMISSION.items()},
+                "fairness": {name: described(kind()) for name, kind in FAIRNESS.items()},
                 "flow": available(),
             },
         }
 
     def _set_policy(self, asked: Mapping[str, Any]) -> None:
-        unknown = sorted(set(asked) - {"prefill", "decode", "admission", "dispatch", "flow"})
+        unknown = sorted(set(asked) - {"prefill", "decode", "admission", "fairness", "dispatch", "flow"})
         if unknown or not asked:
             what = f"{unknown[0]!r} is not known" if unknown else "nothing is asked for"
-            raise Refused(400, f"{what}: give prefill, decode, admission, dispatch or flow")
-        prefill, decode, admission, flow = (
-            _choice(stage, asked) for stage in ("prefill", "decode", "admission", "flow")
+            raise Refused(400, f"{what}: give prefill, decode, admission, fairness, dispatch or flow")
+        prefill, decode, admission, fairness, flow = (
+            _choice(stage, asked) for stage in ("prefill", "decode", "admission", "fairness", "flow")
         )
         dispatch = _object(asked.get("dispatch") or {}, "dispatch")
         try:
             if flow is not None:
                 self._flows.check(flow)
-            if prefill is not None or decode is not None or admission is not None or dispatch:
-                self._feed(ev.PoliciesChanged(clock_s(), prefill, decode, dispatch, admission))
+            if dispatch or not all(one is None for one in (prefill, decode, admission, fairness)):
+                self._feed(ev.PoliciesChanged(clock_s(), prefill, decode, dispatch, admission, fairness))
             if flow is not None:
                 self._flows.set_policy(flow)
         except ValueError as error:

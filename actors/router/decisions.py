@@ -19,6 +19,7 @@ from actors.telemetry.times import Hop
 from actors.wire.messages import FlowRecord, Transfer
 from policies.admission.base import AdmissionPolicy
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
+from policies.fairness.base import FairnessPolicy
 from policies.journal.lines import choice_of
 from policies.request.attempts import request_id_of
 from policies.routing.base import DecodePolicy, PrefillPolicy, Reason
@@ -295,7 +296,7 @@ class DecisionLog:
         return len(self._ring)
 
 
-def described(policy: Policy | AdmissionPolicy) -> dict[str, Any]:
+def described(policy: Policy | AdmissionPolicy | FairnessPolicy) -> dict[str, Any]:
     """Returns a description of a policy for people: its name, all its parameters, and its formula in terms of them."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}

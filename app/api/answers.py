@@ -344,7 +344,7 @@ class Status(TypedDict):
 
 
 class Policy(TypedDict):
-    """A policy for routing, admission or flows: its registered name, all its parameters, and its formula in those."""
+    """A policy of any kind: its registered name, all its parameters, and its formula in those."""
 
     name: str
     params: dict[str, Any]
@@ -357,6 +357,7 @@ class AvailablePolicies(TypedDict):
     prefill: dict[str, Policy]
     decode: dict[str, Policy]
     admission: dict[str, Policy]
+    fairness: dict[str, Policy]
     flow: dict[str, Policy]
 
 
@@ -368,6 +369,7 @@ class Policies(TypedDict):
     prefill: Policy
     decode: Policy
     admission: Policy
+    fairness: Policy
     dispatch: dict[str, Any]
     flow: Policy | None
     available: AvailablePolicies
@@ -386,6 +388,7 @@ class PolicyChange(TypedDict, total=False):
     prefill: str | PolicyChoice | None
     decode: str | PolicyChoice | None
     admission: str | PolicyChoice | None
+    fairness: str | PolicyChoice | None
     flow: str | PolicyChoice | None
     dispatch: dict[str, Any] | None
 

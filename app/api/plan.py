@@ -27,7 +27,8 @@ class Plan:
     """The plan of one HTTP request whose fields have been checked.
 
     `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
-    is the field that `max_tokens` came from.
+    is the field that `max_tokens` came from. `unnamed` is the tenant that the request counts for where no API key names
+    one.
     """
 
     chat: bool
@@ -47,6 +48,7 @@ class Plan:
     prompts: list[str | list[int]] = field(default_factory=list)
     request: ChatRequest | None = None
     engine_chat: bytes | None = None
+    unnamed: str = ""
 
     def check_lengths(self, fewest_tokens: Callable[[str], int], max_model_len: int) -> None:
         """Raises `ApiError` 400 if a prompt cannot fit the context; a text has `fewest_tokens` tokens at least."""

@@ -119,7 +119,9 @@ class _Request(BaseModel):
     cache_salt: CacheSalt | None = None
     """Requests share KV in prefix caches only with requests that have the same salt, or none, as they have."""
     user: Annotated[str, Field(max_length=512)] | None = None
-    """Name of the person or program that asks; predictors learn output lengths for each user."""
+    """Name of the person or program that asks: predictors learn output lengths for each user, and where API keys are
+    off each user has a share of the service.
+    """
 
 
 class ChatRequest(_Request):

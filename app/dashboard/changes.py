@@ -19,7 +19,7 @@ from app.fleet.policy import policy_change
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 Shown = dict[str, Any]
 
-STAGES = ("prefill", "decode", "admission", "flow")
+STAGES = ("prefill", "decode", "admission", "fairness", "flow")
 
 
 class Changes:

@@ -74,6 +74,9 @@ ROUTER: dict[str, Metric] = _listed(
     (r"prewarmed_processes_(\w+)", "processes",
         "Pre-warmed processes of all nodes that are `waiting` for a start or still `importing`, and those that were "
         "`taken` by a start or `died` before, as far as the keepers that run know.", "state"),
+    (r"tenants_waiting_(\w+)", "tenants",
+        "Tenants whose requests wait in the `queue` before prefill or in the `pool` of computed prompts, each once for "
+        "every class; with the fairness policy `none` all are one.", "place"),
     ("load_idle_workers", "workers", "Workers that are idle enough to take on the other role."),
     ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
     ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),
@@ -104,6 +107,9 @@ ROUTER: dict[str, Metric] = _listed(
         "Decisions of the router: `prefill`, `prefill_colocated`, `prefill_degraded` (by a decode worker, because "
         "there is no prefill worker), `decode_` and the policy's reason, `reject_` and that of the dispatcher or "
         "of the admission policy (`ttft_objective`, `tpot_objective`, `late`).", "decision"),
+    ("turns_among_tenants", "decisions",
+        "Decisions for which requests of several tenants waited in the same class, so that their shares said whose "
+        "turn it was; 0 with the fairness policy `none`."),
     (r"quarantines_(\w+)", "quarantines",
         "Quarantines of workers that began, by reason: `failing`, or the figure by which a worker was slow "
         "(`slow_prefill`, `slow_admission`, `slow_decode`).", "reason"),

@@ -33,6 +33,7 @@ from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
 from app.ingress.tenants.gate import Caller, Gate
+from app.ingress.tenants.unnamed import unnamed_tenant
 from app.ingress.tokenizer import TextCodec
 
 if TYPE_CHECKING:
@@ -223,6 +224,8 @@ class IngressApp:
 
     def _check(self, plan: Plan, request: Request, caller: Caller | None) -> None:
         self._intake.check(plan)
+        if not plan.terms.tenant:
+            plan.unnamed = unnamed_tenant(plan.user, request.address, self.connections.salt)
         if plan.terms.mode is not None:
             self._admin.require(request)
         if caller is not None and self._gate is not None:
@@ -389,7 +392,8 @@ class IngressApp:
         reply = AsgiReply(self.config.slow_client_bytes)
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        request = Request(scope["method"], path, headers, b"")
+        client = scope.get("client")
+        request = Request(scope["method"], path, headers, b"", "" if client is None else str(client[0]))
         try:
             body = await self._read_body(headers, receive)
             if body is None:

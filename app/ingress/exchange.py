@@ -97,6 +97,7 @@ class HttpExchange:
             self._choices.append(Choice(index, plan.chat, logprobs, keep, *echo))
         if plan.stream:
             self._writer = StreamWriter(self.envelope)
+        terms = plan.terms._replace(tenant=plan.unnamed) if plan.unnamed else plan.terms
         self._open = len(tokens)
         for index, ids in enumerate(tokens):
             if self.closed:  # an earlier one has failed at once
@@ -106,7 +107,7 @@ class HttpExchange:
                 params=plan.params | {"max_tokens": budgets[index]},
                 max_tokens=budgets[index],
                 choices=plan.n,
-                terms=plan.terms,
+                terms=terms,
                 arrived_s=self._started_s,
                 user=plan.user,
                 chat=plan.engine_chat,

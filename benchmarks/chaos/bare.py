@@ -57,6 +57,7 @@ from benchmarks.chaos.cuts import Cuts
 from benchmarks.live.load import run_fast
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Dispatcher
+from policies.fairness.registry import fairness_policy
 from policies.routing.registry import decode_policy, prefill_policy
 
 RESTART_S = 0.5
@@ -128,6 +129,7 @@ class Application:
             prefill_policy(router.prefill.name, router.prefill.params),
             decode_policy(router.decode.name, router.decode.params),
             admission_policy(router.admission.name, router.admission.params),
+            fairness_policy(router.fairness.name, router.fairness.params),
         )
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}")
         journal = RouterJournal(router.journal_config(), dispatcher, "0") if router.journal else None

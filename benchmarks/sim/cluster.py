@@ -32,6 +32,7 @@ from benchmarks.sim.staged import StagedGroup
 from benchmarks.workloads.record import WorkloadRequest
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
+from policies.fairness.registry import fairness_policy
 from policies.flow.base import Stage
 from policies.flow.stages import home_of
 from policies.journal.lines import JournalWriter
@@ -86,7 +87,10 @@ class Cluster:
         admission = admission_policy(*config.admission)
         if admission.watches:
             note("admission", config.admission[0], admission)
-        self.dispatcher = Dispatcher(config.dispatch, prefill, decode, admission)
+        fairness = fairness_policy(*config.fairness)
+        if fairness.shares:
+            note("fairness", config.fairness[0], fairness)
+        self.dispatcher = Dispatcher(config.dispatch, prefill, decode, admission, fairness)
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)
@@ -219,6 +223,7 @@ class Cluster:
             now_s,
             ttft_slo_s=work.ttft_slo_s,
             tpot_slo_s=work.tpot_slo_s,
+            tenant=work.client,
         )
         if work.request_id in self.ingress.live:
             raise SimulationError(

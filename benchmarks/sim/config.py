@@ -317,8 +317,8 @@ class FlowSetup:
 class SimConfig:
     """The configuration of one run.
 
-    `prefill` and `decode` are pairs (policy name, parameters) as in `policies.routing.registry`, and `admission` is one
-    as in `policies.admission.registry`.
+    `prefill` and `decode` are pairs (policy name, parameters) as in `policies.routing.registry`, `admission` is one as
+    in `policies.admission.registry`, and `fairness` one as in `policies.fairness.registry`.
 
     With `flows`, a policy schedules the flows on the `network`; without it they share their links fairly.
 
@@ -333,6 +333,7 @@ class SimConfig:
     prefill: tuple[str, Mapping[str, Any]] = ("join_shortest_queue", NO_PARAMS)
     decode: tuple[str, Mapping[str, Any]] = ("join_shortest_queue", NO_PARAMS)
     admission: tuple[str, Mapping[str, Any]] = ("open", NO_PARAMS)
+    fairness: tuple[str, Mapping[str, Any]] = ("none", NO_PARAMS)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     control: ControlPlane = field(default_factory=ControlPlane)
     network: NetworkSetup | None = None

@@ -405,6 +405,8 @@ class Ingress:
             work.tpot_slo_s,
             work.session,
             timeout_s=self.config.control.request_timeout_s,
+            tenant=work.client,
+            weight=work.weight,
         )
         self.happens(SimRequest(self, work, record, hashes, terms), life_events.Start())
 

@@ -42,6 +42,7 @@ class RequestRecord:
     generated_tokens: int = 0
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
+    tenant: str = ""
 
 
 @dataclass(slots=True)

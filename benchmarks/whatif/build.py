@@ -55,6 +55,7 @@ def sim_config(base: Base, seed: int) -> SimConfig:
         prefill=(policies.prefill.name, policies.prefill.params),
         decode=(policies.decode.name, policies.decode.params),
         admission=(policies.admission.name, policies.admission.params),
+        fairness=(policies.fairness.name, policies.fairness.params),
         dispatch=DispatchConfig(**policies.dispatch, seed=seed),
         network=network,
         forecasts=_forecasts(base, seed),

@@ -24,6 +24,8 @@ from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import TimingProfile
+from policies.fairness.registry import DEFAULT as FAIR
+from policies.fairness.registry import fairness_policy
 from policies.routing.registry import UnknownPolicy, decode_policy, prefill_policy
 
 Positive = Annotated[float, Field(gt=0)]
@@ -136,6 +138,7 @@ class Policies(_Strict):
     prefill: PolicyChoice = PolicyChoice()
     decode: PolicyChoice = PolicyChoice()
     admission: PolicyChoice = PolicyChoice(name=OPEN)
+    fairness: PolicyChoice = PolicyChoice(name=FAIR)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     predictor: Literal["none", "survival", "exact_match", "oracle"] = "none"
     window_tokens: Count = 48
@@ -159,6 +162,7 @@ class Policies(_Strict):
             ("prefill", prefill_policy, self.prefill),
             ("decode", decode_policy, self.decode),
             ("admission", admission_policy, self.admission),
+            ("fairness", fairness_policy, self.fairness),
         ):
             try:
                 make(choice.name, choice.params)

@@ -14,7 +14,7 @@ class WorkloadRequest:
     `block_hashes` name the full blocks of `block_tokens` tokens at the beginning of the prompt. A hash covers all
     blocks before it, so equal hashes are equal prefixes. Where there are no hashes, nothing is known to be shared.
     `max_tokens` is None where the client allows the longest output. `prompt_key` names the exact prompt, for predictors
-    that remember the output length of a prompt.
+    that remember the output length of a prompt. `client` is the tenant whose request it is, of this `weight`.
     """
 
     request_id: str
@@ -31,3 +31,4 @@ class WorkloadRequest:
     max_tokens: int | None = None
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
+    weight: float = 1.0

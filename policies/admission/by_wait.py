@@ -30,7 +30,7 @@ get before it:
 Requests without objectives and committed ones (`base.Case`) are held, and never refused. Adaptive LIFO, by which the
 newest goes first while the oldest is late, is the dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM
 Queue 13(8), 2015).
-Not claimed: fairness between tenants.
+Not claimed: fairness between tenants, which is `policies.fairness`; waits are expected by its shares.
 """
 
 import math

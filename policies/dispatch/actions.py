@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from policies.admission.base import Judgement
+from policies.fairness.base import Turn
 from policies.flow.fetch_or_recompute import FetchReason
 from policies.network.oracle import TransferIntent
 from policies.record import record
@@ -45,6 +46,10 @@ class RoutePrefill:
     """The decision about a prefix that another worker holds; None: there is none, or none is ever lent."""
     admission: Judgement | None = None
     """The judgement by which the request had its turn; None where the admission policy takes everything."""
+    turn: Turn | None = None
+    """The shares by which it had its turn; None where no other tenant waited in the queue, and with the fairness policy
+    `none`.
+    """
 
 
 @record
@@ -59,13 +64,17 @@ class RouteDecode:
     """The KV transfer that this decision puts on the network."""
     kv_due_s: float | None = None
     """Seconds from the decision in which the KV must be on the chosen worker (`policies.dispatch.kv_deadline`)."""
+    turn: Turn | None = None
+    """The shares by which it had its turn; None where no other tenant waited in the pool, and with the fairness policy
+    `none`.
+    """
 
 
 @record
 class Reject:
     """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status, and
     `detail` says more than `reason` where there is more to say. `admission` is the judgement of the admission policy
-    that refused it; None where another rule did.
+    that refused it; None where another rule did. `turn` says which tenants were before it, as in `RoutePrefill`.
     """
 
     attempt_id: RequestId
@@ -74,6 +83,7 @@ class Reject:
     retry_after_s: float
     detail: str = ""
     admission: Judgement | None = None
+    turn: Turn | None = None
 
 
 Action = RoutePrefill | RouteDecode | Reject

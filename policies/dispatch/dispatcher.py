@@ -26,15 +26,19 @@ that these rules allow:
   times in all) or rejected with 503.
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
+- Fairness (`sharing`): where requests of several tenants wait in a class, the one with the least counter has its turn,
+  and the decode policy sees the pool entries of tenants within their share only, unless none of them fits anywhere. A
+  full queue rejects the request that would be served last. With the policy `vtc` a request of several choices begins
+  with the slots that are free. The policy `none` does none of this.
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
-  While the head of the queue is refused at its turn, because it is late, the newest request of its priority that is
-  not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
+  While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
+  that is not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
 
-Entries are served by (priority, arrival), in the pool those first whose prefill worker drains. Nothing overtakes the
-head of the prefill queue, unless no ready worker serves its mode: then it waits aside for one that may be activated or
-come back, and is tried again at each tick and each change of the workers. In the pool an entry that
-fits nowhere is passed over until it starves (`starvation_s`); then nothing behind it is sent before it. Leases are
-renewed while entries wait (`policies.request.life`).
+Entries are served by (priority, tenant's counter, arrival), in the pool those first whose prefill worker drains.
+Nothing overtakes the head of the prefill queue, unless no ready worker serves its mode, or with `vtc`, unless only some
+workers do: then it waits aside, and is tried again at each tick and each change of the workers, and with `vtc` when
+room was freed. In the pool an entry that fits nowhere is passed over until it starves (`starvation_s`); then nothing
+behind it is sent before it. Leases are renewed while entries wait (`policies.request.life`).
 
 Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
@@ -61,7 +65,7 @@ behind it, and all others are decided as if it were not there.
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.admission.base import ADMITTED, AdmissionPolicy, Judgement, Verdict
 from policies.admission.open import Open
@@ -82,8 +86,11 @@ from policies.dispatch.kv_deadline import kv_due_s
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.lending import Lending
 from policies.dispatch.pool_scan import Placement, PoolScan
-from policies.dispatch.prefill_queue import PrefillQueue
 from policies.dispatch.probes import first_probe, probe_decision
+from policies.dispatch.sharing import Sharing
+from policies.fairness.base import FairnessPolicy
+from policies.fairness.none import NoFairness
+from policies.fairness.registry import fairness_policy
 from policies.routing.base import (
     Assignment,
     DecodePolicy,
@@ -110,6 +117,7 @@ MOST_RETRY_AFTER_S = 60.0
 """Longest wait that a refusal names. ASSUMPTION: the load will have changed by then."""
 
 TAKE_ALL = Open()
+AS_THEY_COME = NoFairness()
 
 
 class Dispatcher:
@@ -125,25 +133,29 @@ class Dispatcher:
         prefill: PrefillPolicy,
         decode: DecodePolicy,
         admission: AdmissionPolicy = TAKE_ALL,
+        fairness: FairnessPolicy = AS_THEY_COME,
     ) -> None:
         check_overcommit(decode, config.overcommit_slots_of(decode))
         self.config = config
         self.prefill = prefill
         self.decode = decode
         self.admission = admission
+        self.fairness = fairness
         self._settle()
         self.state = ClusterState()
+        self._sharing = Sharing(self.state, fairness)
+        self._queue = self._sharing.queue
         self._gate = Gate(self.state, admission)
+        self._gate.by_share = fairness.shares
         self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
-        self._queue = PrefillQueue()
         self._stuck_head: Request | None = None
         """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
         self._lending = Lending(self.state)
         self._rescuing = False
         """Whether `tick_admissions` stopped the rescue of leases; the next event then resumes it."""
-        self._scan = PoolScan(self.state)
+        self._scan = PoolScan(self.state, self._sharing.front)
         self._pools = WorkerPools.of({})
         self._pools_version = 0
         self._standby = AWAKE
@@ -156,6 +168,11 @@ class Dispatcher:
         self._closed_at_s: float | None = None
         self._faults: list[PolicyError] = []
         """The unexpected exceptions of policies during the present event."""
+
+    @property
+    def sharing(self) -> Sharing:
+        """How service is shared out, which the caller must not change."""
+        return self._sharing
 
     @property
     def queue_size(self) -> int:
@@ -195,11 +212,16 @@ class Dispatcher:
         elif isinstance(event, ev.StandbyChanged):
             self._stand_by(event)
         revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
+        if isinstance(event, ev.Closed):
+            self._sharing.closed(event.attempt_id, event.output_tokens, event.outcome == "finished")
+        elif isinstance(event, ev.Arrived):
+            self._sharing.closed(event.request.attempt_id, 0, finished=False)
         self.state.apply(event)
         if isinstance(event, ev.Tick) and self._gate.watches:
             self._gate.look(event.now_s)
         if isinstance(event, ev.PrefillDone):
             self._lending.prefilled(event.attempt_id)
+            self._sharing.prefilled(event.attempt_id, event.cached_tokens)
         actions: list[Action] = []
         self._faults.clear()
         try:
@@ -239,12 +261,13 @@ class Dispatcher:
         if self._rescuing or isinstance(event, ev.Tick):
             self._rescue_leases(now_s, actions)
         freed_workers = self.state.take_freed_workers()
-        if retry_all:
+        if retry_all or (freed_workers and self.fairness.gang_slots is not None):
             self._queue.call_back()
         if not self._queue:
             self._stuck_head = None
         elif retry_all or self._queue_wakes(event, freed_workers):
             self._dispatch_prefill(now_s, actions)
+        self._sharing.look_at_pool()
         if self.state.pool_size:
             room_came = retry_all or self._pool_wakes(freed_workers)
             self._scan.scan(
@@ -261,10 +284,18 @@ class Dispatcher:
         admission = self.admission
         if event.admission is not None:
             admission = admission_policy(event.admission.name, event.admission.params)
+        fairness = self.fairness
+        if event.fairness is not None:
+            fairness = fairness_policy(event.fairness.name, event.fairness.params)
         config = self.config.changed(event.dispatch)
         check_overcommit(decode, config.overcommit_slots_of(decode))
         self.config, self.prefill, self.decode, self.admission = config, prefill, decode, admission
         self._gate.change(admission)
+        if fairness != self.fairness:
+            self.fairness = fairness
+            self._sharing.change(fairness)
+            self._queue = self._sharing.queue
+            self._gate.by_share = fairness.shares
         self._settle()
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
@@ -273,6 +304,7 @@ class Dispatcher:
         """Settles what the policies read, what the decode policy is offered, and when entries starve."""
         lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
         self._needs = self.prefill.needs | self.decode.needs | self.admission.needs | lending
+        self._needs |= self.fairness.needs
         self._overcommit = self.config.overcommit_for(self.decode)
         self._overcommit_slots = self.config.overcommit_slots_of(self.decode)
         self._starves_from_s = self.config.starves_from_s
@@ -326,7 +358,7 @@ class Dispatcher:
     # ----------------------------------------------------------------------------------------------------- queue
 
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
-        self._queue.push(request)
+        self._sharing.push(request)
         if len(self._queue) > self.config.max_queue:
             refused = self._queue.least_urgent()
             actions.append(self._reject(refused, 429, "queue_full", now_s))
@@ -373,10 +405,12 @@ class Dispatcher:
     def _reject(
         self, attempt_id: RequestId, status: int, reason: str, now_s: float, detail: str = ""
     ) -> Reject:
+        turn = self._sharing.refused(attempt_id)
         self._queue.remove(attempt_id)
+        self._sharing.closed(attempt_id, 0, finished=False)
         self.state.apply(ev.Closed(now_s, attempt_id, "rejected"))
         wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
-        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail)
+        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail, turn=turn)
 
     def _isolate(self, attempt_id: RequestId, policy: str, error: Exception, now_s: float) -> Reject:
         """Rejects the request at which a policy raised an exception, and keeps the exception for `handle`."""
@@ -406,7 +440,7 @@ class Dispatcher:
                 continue
             if route is None:
                 reason = self._hopeless(request, now_s)
-                if reason is None and self._pools.served(request):
+                if reason is None and self._pools.served(request) and not self._lets_pass(request):
                     break
                 if reason is None:
                     self._queue.set_aside(request)
@@ -420,7 +454,7 @@ class Dispatcher:
 
     def _next_turn(self, now_s: float, actions: list[Action]) -> tuple[Request, Judgement | None] | None:
         """Returns the request to be sent to a prefill worker now, with the judgement on it: the head of the queue, or
-        the newest of its priority if the head is late and refused. None where none is to be sent now.
+        the newest of its tenant and priority if the head is late and refused. None where none is to be sent now.
         """
         request = self._queue.head()
         if not self._gate.watches:
@@ -433,8 +467,14 @@ class Dispatcher:
             if judgement.verdict is Verdict.ADMIT:
                 return request, None if judgement is ADMITTED else judgement
             actions.append(self._refuse(request.attempt_id, judgement, now_s))
-            request = self._queue.newest(request.terms.priority) or self._queue.head()
+            tenant = self.fairness.tenant(request)
+            request = self._queue.newest(request.terms.priority, tenant) or self._queue.head()
         return None
+
+    def _lets_pass(self, request: Request) -> bool:
+        """Whether a request that fits nowhere lets others pass: others may go where it may not."""
+        restricted = request.terms.local or request.terms.mode is not None
+        return restricted and self.fairness.gang_slots is not None
 
     def _hopeless(self, request: Request, now_s: float) -> str | None:
         """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon.
@@ -469,9 +509,12 @@ class Dispatcher:
             alive = fresh(snapshot, lenders, self.config.status_stale_s)
             prefix = self._lending.decide(request, worker, alive, snapshot, self.config.fetch_config)
         fetches = prefix is not None and prefix.fetch
+        turn = self._sharing.prefill_routed(request, worker.id)
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated, fetches))
         waited_s = snapshot.now_s - request.arrived_s
-        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s, prefix, judgement)
+        return RoutePrefill(
+            request.attempt_id, decision, colocated, degraded, waited_s, prefix, judgement, turn
+        )
 
     def _prefill_probe(self, request: Request, snapshot: Snapshot) -> Worker | None:
         """Returns a quarantined worker that this prompt is to try, or None."""
@@ -490,8 +533,11 @@ class Dispatcher:
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
         config = self.config
+        gang, ahead = self.fairness.gang_slots, self.fairness.ahead_tokens
+        if worker.role is Role.PREFILL and worker.prefilling_tokens >= ahead and self._sharing.several:
+            return False
         return may_prefill(
-            request,
+            request if gang is None or request.slots <= gang else dataclasses.replace(request, slots=gang),
             worker,
             now_s,
             config.status_stale_s,
@@ -506,10 +552,12 @@ class Dispatcher:
         """Sends entries to the workers that the policy chooses, until nothing fits or `tick_admissions` is reached."""
         left, blocked_by = self.config.tick_admissions, None
         entries = self._send_probes(entries, now_s, actions)
+        sharing, kept_back = self._sharing, True
         while True:
+            entries, others, limits = sharing.within(entries, all_of_them=not kept_back)
             snapshot = self._shown(entries, now_s)
             rooms = self._rooms(snapshot)
-            feasible = FeasibleEntries(entries, rooms, self._starves_from_s, now_s)
+            feasible = FeasibleEntries(self._begun(entries, rooms), rooms, self._starves_from_s, now_s)
             try:
                 assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
             except (PolicyError, MemoryError):
@@ -517,12 +565,42 @@ class Dispatcher:
             except Exception:
                 left = self._place_singly(entries, now_s, left, actions)
                 return Placement(not left, any(self._rooms(snapshot).values()), blocked_by)
-            actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
-            left -= len(assigned)
+            if limits and not kept_back:
+                limits = sharing.limits([self.state.pool_entry(one.attempt_id).request for one in assigned])
+            sent = set()
+            for assignment in assigned:
+                if sharing.may_send(self.state.pool_entry(assignment.attempt_id), limits):
+                    actions.append(self._route_decode(assignment, snapshot))
+                    sent.add(assignment.attempt_id)
+            left -= len(sent)
             blocked_by = blocked_by or feasible.blocked_by
-            entries = feasible.left({assignment.attempt_id for assignment in assigned})
-            if not (assigned and entries and left):
+            if not sent and others and not blocked_by and any(rooms.values()):
+                # nothing of those within their share fits, or is wanted: room is not left to nobody
+                entries, kept_back = others, False
+                continue
+            entries = feasible.left(sent)
+            if self.fairness.gang_slots is not None:
+                entries = [self.state.pool_entry(entry.request.attempt_id) for entry in entries]
+            if not blocked_by:
+                entries += others
+            if not (sent and entries and left):
                 return Placement(not left, any(rooms.values()), blocked_by)
+
+    def _begun(self, entries: Sequence[PoolEntry], rooms: Mapping[str, Room]) -> Sequence[PoolEntry]:
+        """Returns the entries as a decode policy sees them: a request of several choices with as many of them as there
+        are free slots at one worker, if it may begin with these (`FairnessPolicy.gang_slots`).
+        """
+        gang = self.fairness.gang_slots
+        if gang is None or all(entry.request.slots <= gang for entry in entries):
+            return entries
+        shown = []
+        for entry in entries:
+            request, room = entry.request, rooms.get(entry.group)
+            slots = min(request.slots, max(gang, 0 if room is None else room.most_slots))
+            if slots < request.slots:
+                entry = dataclasses.replace(entry, request=dataclasses.replace(request, slots=slots))
+            shown.append(entry)
+        return shown
 
     def _place_singly(self, entries: list[PoolEntry], now_s: float, left: int, actions: list[Action]) -> int:
         """Sends at most `left` entries after the policy has raised at some of them, and rejects those at which it
@@ -532,7 +610,8 @@ class Dispatcher:
             if not left:
                 break
             snapshot = self._shown((entry,), now_s)
-            feasible = FeasibleEntries((entry,), self._rooms(snapshot), self._starves_from_s, now_s)
+            rooms = self._rooms(snapshot)
+            feasible = FeasibleEntries(self._begun((entry,), rooms), rooms, self._starves_from_s, now_s)
             if not feasible.placeable():
                 continue
             try:
@@ -586,10 +665,11 @@ class Dispatcher:
         """
         entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
         intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
+        turn = self._sharing.decode_routed(entry.request)
         self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
         decision, waited_s = assignment.decision, now_s - entry.entered_s
         due_s = kv_due_s(entry, decision, now_s, self.config.lease_margin_s)
-        return RouteDecode(assignment.attempt_id, decision, waited_s, intent, due_s)
+        return RouteDecode(assignment.attempt_id, decision, waited_s, intent, due_s, turn)
 
     # ---------------------------------------------------------------------------------------------------- leases
 

@@ -263,6 +263,11 @@ class Room:
         """Whether some worker may take a sequence, in a free slot or beyond its slots."""
         return bool(self._open)
 
+    @property
+    def most_slots(self) -> int:
+        """The largest number of sequences that a worker may take."""
+        return max([slots for _, slots, _ in self._open], default=0)
+
     def may_fit(self, request: Request) -> bool:
         """Whether the request may fit on some worker. Only False is certain; it takes no look at hits."""
         if request.prompt_tokens <= self.most_tokens:

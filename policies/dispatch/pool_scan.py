@@ -4,6 +4,7 @@ events can cost more than its bound. The dispatcher decides when a scan starts (
     room came       the whole pool is scanned from the front, at most `tick_entries` entries an event. The next event
                     of any kind resumes where this one stopped. The scan starts again from the front when a more urgent
                     entry comes or a scanned one begins to starve, and once more at its end if room came meanwhile.
+                    Where several tenants wait in a class, a scan has the first entries of each and ends with them.
     no room came    only entries that came with this event are tried, because nothing that waited before fits anywhere.
                     Entries behind a starving one are not tried.
 """
@@ -29,6 +30,11 @@ class Placement(NamedTuple):
     """The starving entry that fitted nowhere, so that nothing behind it was tried; None: there was none."""
 
 
+Front = Callable[[PoolKey | None, int], tuple[list[PoolEntry], bool]]
+"""A function that returns the first entries of the pool behind a key, this many at most, and whether the scan may go on
+behind them (`policies.dispatch.sharing`).
+"""
+
 PlaceEntries = Callable[[list[PoolEntry]], Placement]
 """A function that sends as many of the entries as possible to decode workers."""
 
@@ -52,12 +58,19 @@ class _Progress:
 
 
 class PoolScan:
-    """The scan of one dispatcher's pool. `scan` is called for every event while the pool is not empty."""
+    """The scan of one dispatcher's pool. `scan` is called for every event while the pool is not empty. `front` says
+    what a scan looks at; without it that is the pool in its order.
+    """
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, front: Front | None = None) -> None:
         self._state = state
+        self._front = front or self._as_they_came
         self._progress = _Progress()
         self._starving = StarvingEntries(state)
+
+    def _as_they_came(self, after: PoolKey | None, most: int) -> tuple[list[PoolEntry], bool]:
+        entries = self._state.waiting(after, most)
+        return entries, len(entries) == most
 
     def unblocked(self) -> bool:
         """Whether the last scan ended at a starving entry, and since then any entry has left the pool."""
@@ -96,11 +109,11 @@ class PoolScan:
                 progress = self._progress = _Progress()
             progress.rescan |= room_came and progress.resume_after is not None
         progress.unfinished = True  # remains so if the policy raises
-        entries = self._state.waiting(progress.resume_after, most)
+        entries, goes_on = self._front(progress.resume_after, most)
         placed = place(entries)
         if placed.bounded:
             return
-        if placed.slots_left and not placed.blocked_by and len(entries) == most:
+        if placed.slots_left and not placed.blocked_by and goes_on:
             progress.resume_after = pool_key(entries[-1])
             progress.starves_s = min(progress.starves_s, *map(config.starves_from_s, entries))
         else:

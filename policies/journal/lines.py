@@ -21,6 +21,8 @@ from typing import Any, get_args
 from policies.admission.base import AdmissionPolicy
 from policies.admission.registry import DEFAULT as OPEN
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
+from policies.fairness.base import FairnessPolicy
+from policies.fairness.registry import NONE
 from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, encoder, loads
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.state import events as ev
@@ -43,6 +45,7 @@ class Header:
     decode: ev.PolicyChoice
     # journals of earlier versions name none
     admission: ev.PolicyChoice = field(default_factory=lambda: ev.PolicyChoice(OPEN))
+    fairness: ev.PolicyChoice = field(default_factory=lambda: ev.PolicyChoice(NONE))
 
 
 def _codecs(union: Any) -> dict[type, tuple[Encode, Decode]]:
@@ -63,7 +66,7 @@ _HEADER, _READ_HEADER = encoder(Header), decoder(Header)
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def choice_of(policy: PrefillPolicy | DecodePolicy | AdmissionPolicy) -> ev.PolicyChoice:
+def choice_of(policy: PrefillPolicy | DecodePolicy | AdmissionPolicy | FairnessPolicy) -> ev.PolicyChoice:
     """Returns a policy's registered name and all its parameters. Raises CodecError for one that is no plain data."""
     params: dict[str, Any] = {}
     for f in dataclasses.fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
@@ -83,6 +86,7 @@ def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
         choice_of(dispatcher.prefill),
         choice_of(dispatcher.decode),
         choice_of(dispatcher.admission),
+        choice_of(dispatcher.fairness),
     )
     assert _HEADER is not None
     return dumps({"journal": FORMAT, **_HEADER(header)})

@@ -14,6 +14,7 @@ from typing import Any
 
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import Dispatcher
+from policies.fairness.registry import fairness_policy
 from policies.journal.codec import CodecError, loads
 from policies.journal.lines import Header, JournalError, outcome_lines, parse_event, parse_header
 from policies.routing.base import PolicyError
@@ -71,7 +72,8 @@ def dispatcher_of(header: Header) -> Dispatcher:
     prefill = prefill_policy(header.prefill.name, header.prefill.params)
     decode = decode_policy(header.decode.name, header.decode.params)
     admission = admission_policy(header.admission.name, header.admission.params)
-    return Dispatcher(header.dispatch, prefill, decode, admission)
+    fairness = fairness_policy(header.fairness.name, header.fairness.params)
+    return Dispatcher(header.dispatch, prefill, decode, admission, fairness)
 
 
 def outcome(dispatcher: Dispatcher, event: ev.Event) -> tuple[str, ...]:

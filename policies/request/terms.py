@@ -26,7 +26,8 @@ class Terms(NamedTuple):
     say). `mode` fixes the choice between colocated and disaggregated; None leaves it to the policy. `timeout_s` is how
     long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit. With
     `migrate` a request whose engine fails goes on at another engine even when it has output already. `tenant` is whose
-    request it is by its API key ("": keys are off), and `weight` that tenant's share against others.
+    request it is: by its API key, or where keys are off by its user's name or client's address
+    (`app.ingress.tenants.unnamed`; "": not known). `weight` is that tenant's share against others.
     """
 
     priority: int = 0

@@ -272,6 +272,7 @@ class PoliciesChanged:
     decode: PolicyChoice | None = None
     dispatch: Mapping[str, Any] = field(default_factory=dict)
     admission: PolicyChoice | None = None
+    fairness: PolicyChoice | None = None
 
 
 @record

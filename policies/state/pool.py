@@ -13,14 +13,25 @@ PoolKey = tuple[bool, int, float, RequestId]
 worker drains come first."""
 
 
+Line = tuple[int, str]
+"""(priority, tenant): the entries of one tenant in one class, whose order is that of their keys."""
+
+
 def pool_key(entry: PoolEntry) -> PoolKey:
     """Returns the key by which the pool sorts an entry."""
     return not entry.leaving, entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
 
 
+def line_of(entry: PoolEntry) -> Line:
+    """Returns the line that an entry is in."""
+    return entry.request.terms.priority, entry.request.terms.tenant
+
+
 @dataclass(slots=True)
 class Pool:
     """The mutable pool, private to the reducer. `left` counts the entries that have left it since the start."""
+
+    # it keeps each line beside the whole order, so that the first entries of a tenant are found without looking at all
 
     entries: dict[RequestId, PoolEntry] = field(default_factory=dict)
     left: int = 0
@@ -29,6 +40,9 @@ class Pool:
     _predicted: int = 0
     _order: list[PoolKey] = field(default_factory=list)  # ascending
     _entered: list[RequestId] = field(default_factory=list)
+    lines: dict[Line, list[PoolKey]] = field(default_factory=dict)
+    """The keys of each line that has entries, ascending."""
+    _turned: list[tuple[Line, bool]] = field(default_factory=list)
 
     def add(self, entry: PoolEntry) -> None:
         self._put(entry)
@@ -38,12 +52,18 @@ class Pool:
         """Notes whether a prefill worker drains. Its entries change their places, and count as having come anew."""
         for entry in list(self.entries.values()):
             if entry.prefill_worker == worker and entry.leaving != leaving:
-                del self._order[bisect_left(self._order, pool_key(entry))]
+                self._take_out(entry)
                 self._put(replace(entry, leaving=leaving))
 
     def _put(self, entry: PoolEntry) -> None:
         self.entries[entry.request.attempt_id] = entry
-        insort(self._order, pool_key(entry))
+        key, line = pool_key(entry), line_of(entry)
+        insort(self._order, key)
+        if line in self.lines:
+            insort(self.lines[line], key)
+        else:
+            self.lines[line] = [key]
+            self._turned.append((line, True))
         self._entered.append(entry.request.attempt_id)
 
     def renew(self, attempt_id: RequestId, lease_until_s: float, now_s: float) -> None:
@@ -56,8 +76,29 @@ class Pool:
         """Removes an entry; an id that is not in the pool is no error."""
         entry = self.entries.pop(attempt_id, None)
         if entry is not None:
-            del self._order[bisect_left(self._order, pool_key(entry))]
+            self._take_out(entry)
             self.left += 1
+
+    def _take_out(self, entry: PoolEntry) -> None:
+        key, line = pool_key(entry), line_of(entry)
+        del self._order[bisect_left(self._order, key)]
+        keys = self.lines[line]
+        if len(keys) > 1:
+            del keys[bisect_left(keys, key)]
+        else:
+            del self.lines[line]
+            self._turned.append((line, False))
+
+    def first_of(self, line: Line, most: int) -> list[PoolEntry]:
+        """Returns the first `most` entries of a line, in the order in which they should be served."""
+        return [self.entries[attempt_id] for *_, attempt_id in self.lines.get(line, ())[:most]]
+
+    def take_turned(self) -> list[tuple[Line, bool]]:
+        """Returns the lines that have begun (True) or ended since the last call, in this order."""
+        if not self._turned:
+            return []
+        turned, self._turned = self._turned, []
+        return turned
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
         """Returns the first `most` entries (None: all) behind the key `after` (None: from the front), in the order in

@@ -16,7 +16,7 @@ from policies.state import request_events, worker_events
 from policies.state.charges import view_of
 from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import OutlierLimits
-from policies.state.pool import PoolKey, pool_key
+from policies.state.pool import Line, PoolKey, pool_key
 from policies.state.prefix_index import IndexHits, PrefixIndex
 from policies.state.standing import Figure, Standing, Work
 from policies.state.views import (
@@ -117,6 +117,23 @@ class ClusterState:
         """
         return self._ledger.pool.waiting(after, most)
 
+    def first_of(self, line: Line, most: int) -> list[PoolEntry]:
+        """Returns the first `most` pool entries of one tenant in one class, in the order in which they should be
+        served.
+        """
+        return self._ledger.pool.first_of(line, most)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The tenants that have entries in the pool, by class, in the order in which they came."""
+        return tuple(self._ledger.pool.lines)
+
+    def take_turned_lines(self) -> list[tuple[Line, bool]]:
+        """Returns the tenants that began (True) or ceased to have entries in a class of the pool since the last call,
+        in this order.
+        """
+        return self._ledger.pool.take_turned()
+
     def take_freed_workers(self) -> set[WorkerId]:
         """Returns the ids of the workers where slots or KV were given back since the last call."""
         freed, self._ledger.freed_workers = self._ledger.freed_workers, set()
@@ -149,6 +166,16 @@ class ClusterState:
     def stage(self, attempt_id: RequestId) -> Stage | None:
         live = self._ledger.live.get(attempt_id)
         return live.stage if live else None
+
+    def generated(self, attempt_id: RequestId) -> int:
+        """Returns the tokens that a request is known to have generated; 0 for an unknown request."""
+        live = self._ledger.live.get(attempt_id)
+        return live.tokens if live else 0
+
+    @property
+    def usual_output_tokens(self) -> float | None:
+        """Output tokens that the workers generate for each sequence that ends, of late; None: none has ended."""
+        return self._ledger.departures.tokens_each
 
     def decode_worker(self, attempt_id: RequestId) -> WorkerId | None:
         """Returns the worker that decodes a request, or is to; None for an unknown request and before the decision."""
@@ -226,15 +253,17 @@ class ClusterState:
             return 0.0
         return now_s - max(standing.idle_until_s, standing.computed_at_s)
 
-    def queued_until(self, priority: int) -> Backlog:
-        """Returns the sums over the queued requests that are at least as urgent as this priority."""
-        return self._ledger.queued.until(priority)
-
-    def without_slot_until(self, priority: int) -> Backlog:
-        """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are at least
-        as urgent as this priority.
+    def queued_before(self, request: Request, by_share: bool) -> Backlog:
+        """Returns the sums over the queued requests that are expected to be served before one that is queued, by the
+        order of their arrival or by their tenants' shares (`Waiting.before`).
         """
-        return self._ledger.without_slot.until(priority)
+        return self._ledger.queued.before(request, True, by_share)
+
+    def without_slot_before(self, request: Request, by_share: bool) -> Backlog:
+        """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are expected
+        to get a slot before one that is queued.
+        """
+        return self._ledger.without_slot.before(request, False, by_share)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

@@ -1,5 +1,6 @@
 """Sums over requests that wait, by priority, so that the work before a request is known without looking at each."""
 
+import math
 from dataclasses import dataclass, field
 
 from policies.record import record
@@ -29,6 +30,36 @@ class Backlog:
             self.output_tokens - (slots * tokens if tokens is not None else 0.0),
         )
 
+    def times(self, factor: float) -> "Backlog":
+        """Returns the sums of as much of everything as this factor says, in whole requests, sequences and tokens."""
+        return Backlog(
+            math.ceil(self.prompts * factor),
+            math.ceil(self.prompt_tokens * factor),
+            math.ceil(self.sequences * factor),
+            math.ceil(self.foreseen * factor),
+            self.output_tokens * factor,
+        )
+
+    def at_most(self, most: "Backlog") -> "Backlog":
+        """Returns the smaller one of each sum."""
+        return Backlog(
+            min(self.prompts, most.prompts),
+            min(self.prompt_tokens, most.prompt_tokens),
+            min(self.sequences, most.sequences),
+            min(self.foreseen, most.foreseen),
+            min(self.output_tokens, most.output_tokens),
+        )
+
+    def plus(self, other: "Backlog") -> "Backlog":
+        """Returns the sums over these requests and others."""
+        return Backlog(
+            self.prompts + other.prompts,
+            self.prompt_tokens + other.prompt_tokens,
+            self.sequences + other.sequences,
+            self.foreseen + other.foreseen,
+            self.output_tokens + other.output_tokens,
+        )
+
 
 NOTHING = Backlog()
 
@@ -43,33 +74,66 @@ class _Sums:
     foreseen: int = 0
     output_tokens: float = 0.0
 
+    def shown(self) -> Backlog:
+        return Backlog(self.prompts, self.prompt_tokens, self.sequences, self.foreseen, self.output_tokens)
+
+
+@dataclass(slots=True)
+class _Class:
+    """The sums over all requests of one priority, and over those of each tenant; `weights` are the tenants' weights, by
+    their newest requests, and `weight` is the sum of them.
+    """
+
+    all: _Sums = field(default_factory=_Sums)
+    tenants: dict[str, _Sums] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    weight: float = 0.0
+
 
 @dataclass(slots=True)
 class Waiting:
-    """The sums over all requests of one kind, by priority."""
+    """The sums over all requests of one kind, by priority and tenant."""
 
-    _of: dict[int, _Sums] = field(default_factory=dict)
+    _of: dict[int, _Class] = field(default_factory=dict)
 
     def count(self, request: Request, sign: int) -> None:
         """Adds a request (`sign` +1), or takes it away (-1)."""
-        priority, slots = request.terms.priority, sign * request.slots
-        sums = self._of.get(priority)
-        if sums is None:
-            sums = self._of[priority] = _Sums()
-        sums.prompts += sign
-        sums.prompt_tokens += sign * request.prompt_tokens
-        sums.sequences += slots
-        if request.predicted_tokens is not None:
-            sums.foreseen += slots
-            sums.output_tokens += slots * request.predicted_tokens
-        if not sums.prompts:
+        terms = request.terms
+        priority, tenant = terms.priority, terms.tenant
+        of = self._of.get(priority)
+        if of is None:
+            of = self._of[priority] = _Class()
+        own = of.tenants.get(tenant)
+        if own is None:
+            own = of.tenants[tenant] = _Sums()
+        slots, tokens, predicted = (
+            sign * request.slots,
+            sign * request.prompt_tokens,
+            request.predicted_tokens,
+        )
+        for sums in (of.all, own):
+            sums.prompts += sign
+            sums.prompt_tokens += tokens
+            sums.sequences += slots
+            if predicted is not None:
+                sums.foreseen += slots
+                sums.output_tokens += slots * predicted
+        if sign > 0:
+            before = of.weights.get(tenant, 0.0)
+            if before != terms.weight:
+                of.weight += terms.weight - before
+                of.weights[tenant] = terms.weight
+        elif not of.all.prompts:
             # rounding errors of its sums end with it
             del self._of[priority]
+        elif not own.prompts:
+            del of.tenants[tenant]
+            of.weight -= of.weights.pop(tenant)
 
     def until(self, priority: int) -> Backlog:
         """Returns the sums over the requests that are at least as urgent as this priority."""
         # in ascending order, because sums of fractions depend on it
-        some = [self._of[one] for one in sorted(self._of) if one <= priority]
+        some = [self._of[one].all for one in sorted(self._of) if one <= priority]
         return Backlog(
             sum(one.prompts for one in some),
             sum(one.prompt_tokens for one in some),
@@ -77,3 +141,25 @@ class Waiting:
             sum(one.foreseen for one in some),
             sum((one.output_tokens for one in some), 0.0),
         )
+
+    def before(self, request: Request, counted: bool, by_share: bool) -> Backlog:
+        """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`
+        says whether the sums contain it.
+
+        That is all of its class and of more urgent ones. With `by_share`, where several tenants wait in the class, each
+        of them gets service by its weight until the request has its turn. So no more of the class is before it than its
+        own tenant has, times the weights of all by its own.
+        """
+        priority, tenant = request.terms.priority, request.terms.tenant
+        queued = self.until(priority)
+        if counted:
+            queued = queued.without(request)
+        of = self._of.get(priority)
+        if not by_share or of is None or not of.tenants.keys() - {tenant}:
+            return queued
+        sums, weight = of.tenants.get(tenant), of.weight
+        own = NOTHING if sums is None else sums.shown()
+        if counted:
+            own = own.without(request)
+        weight += request.terms.weight - of.weights.get(tenant, 0.0)
+        return self.until(priority - 1).plus(own.times(weight / request.terms.weight)).at_most(queued)

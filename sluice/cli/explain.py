@@ -14,7 +14,7 @@ from sluice.types import Choice, Decision, Explanation, KvFlow, KvTransfer, Poli
 
 from .output import Exit, UsageError, connect, natural_int, table
 
-STAGES = ("prefill", "decode", "admission", "flow")
+STAGES = ("prefill", "decode", "admission", "fairness", "flow")
 BAR = 48
 """Characters of the bars of a waterfall, all together."""
 BARS = {"work": "=", "wait": ".", "wire": "-"}
@@ -106,7 +106,7 @@ def _decision(number: int, made: Decision, top: int) -> str:
     if made.decision is None:
         again = f", try again in {made.retry_after_s:g} s" if made.retry_after_s is not None else ""
         line = f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (attempt {made.attempt_id})"
-        return "\n".join([line, *_admission(made), *_quarantined(made)])
+        return "\n".join([line, *_admission(made), *_turn(made), *_quarantined(made)])
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
     due = "" if made.kv_due_s is None else f", KV due in {1000 * made.kv_due_s:.1f} ms"
@@ -114,6 +114,7 @@ def _decision(number: int, made: Decision, top: int) -> str:
         f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
         f"   reason   {chosen.reason}{waited}{due}",
         *_admission(made),
+        *_turn(made),
         *_quarantined(made),
     ]
     if made.policy is not None:
@@ -152,6 +153,20 @@ def _admission(made: Decision) -> list[str]:
     limit = "no objective" if judged.budget_s is None else f"objective {judged.budget_s:g} s"
     each = "a token" if "token_s" in judged.terms else "first token"
     return [f"   admission {each} expected after {sum(judged.terms.values()):.3f} s = {named}; {limit}"]
+
+
+def _turn(made: Decision) -> list[str]:
+    """Returns a line with the tenant's counter and those of the tenants that waited too, or nothing."""
+    turn = made.turn
+    if turn is None:
+        return []
+    before = [name for name, counter in turn.others.items() if counter < turn.counter]
+    others = ", ".join(f"{name or '(no name)'} {counter:.0f}" for name, counter in turn.others.items())
+    ahead = f"{len(before)} or more ahead" if before else "none ahead"
+    return [
+        f"   turn     tenant {turn.tenant or '(no name)'} at {turn.counter:.0f} weighted tokens, charged"
+        f" {turn.cost:.0f}; {turn.tenants} tenants waited, {ahead}: {others}"
+    ]
 
 
 def _quarantined(made: Decision) -> list[str]:
@@ -230,14 +245,17 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admission", metavar="NAME", help="set: the policy that refuses what would miss its objectives"
     )
+    parser.add_argument(
+        "--fairness", metavar="NAME", help="set: the policy that shares the service out among tenants"
+    )
     parser.add_argument("--flow", metavar="NAME", help="set: the policy that orders KV transfers")
     parser.add_argument(
         "--param",
         action="append",
         default=[],
         metavar="[STAGE.]K=V",
-        help="set: a parameter (others take their defaults); STAGE. (prefill., decode., admission. or flow.) where"
-        " several are set; V is JSON, a word, or @FILE with JSON in it",
+        help="set: a parameter (others take their defaults); STAGE. (prefill., decode., admission., fairness. or"
+        " flow.) where several are set; V is JSON, a word, or @FILE with JSON in it",
     )
     parser.add_argument(
         "--dispatch", action="append", default=[], metavar="K=V", help="set: a limit of the dispatcher"
@@ -261,7 +279,8 @@ def run_policy(args: argparse.Namespace) -> int:
         dispatch = dict(_assignment(text) for text in args.dispatch)
         if not any(getattr(args, stage) for stage in STAGES) and not dispatch:
             raise UsageError(
-                "nothing to set: give --prefill NAME, --decode NAME, --admission NAME, --flow NAME or --dispatch K=V"
+                "nothing to set: give --prefill NAME, --decode NAME, --admission NAME, --fairness NAME, --flow NAME"
+                " or --dispatch K=V"
             )
         with connect(args) as client:
             policies = client.set_policies(
@@ -274,6 +293,8 @@ def run_policy(args: argparse.Namespace) -> int:
                 flow_params=params["flow"],
                 admission=args.admission,
                 admission_params=params["admission"],
+                fairness=args.fairness,
+                fairness_params=params["fairness"],
             )
     print(_json(policies) if args.json else render_policies(policies, every=args.all))
     return Exit.OK

@@ -35,6 +35,8 @@ class Life:
 
     rng: random.Random
     now_s: float = 10.0
+    tenants: tuple[str, ...] = ("", "", "acme", "beta")
+    changes_fairness: bool = True
     requests: int = 0
     queued: set[str] = field(default_factory=set)
     prefilling: dict[str, bool] = field(default_factory=dict)  # attempt_id -> colocated
@@ -96,13 +98,22 @@ class Life:
                 tokens,
                 rng.choice([1, 100]),
                 slots=rng.choice([1, 1, 1, 2]),
-                terms=Terms(priority=rng.choice([0, 0, 1]), ttft_slo_s=rng.choice([None, 0.5])),
+                terms=self._terms(),
                 deadline_s=rng.choice([float("inf"), self.now_s + 3.0]),
                 avoid=rng.choice([(), ("d4",)]),
                 block_hashes=tuple(range(100, 100 + tokens // 16)),
                 block_tokens=16,
                 predicted_tokens=rng.choice([None, 12.5]),
             ),
+        )
+
+    def _terms(self) -> Terms:
+        rng = self.rng
+        return Terms(
+            priority=rng.choice([0, 0, 1]),
+            ttft_slo_s=rng.choice([None, 0.5]),
+            tenant=rng.choice(self.tenants),
+            weight=rng.choice([1.0, 1.0, 0.5, 3.0]),
         )
 
     def _advance(self) -> ev.Event:
@@ -193,4 +204,6 @@ class Life:
         wrong = {"kv_high_water": 2} if self.now_s % 1 < 0.5 else {"no_such_limit": 1}
         config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, wrong])
         admission = rng.choice([None, ev.PolicyChoice("open"), ev.PolicyChoice("by_wait", {"hold_s": 0.2})])
-        return ev.PoliciesChanged(self.now_s, prefill, decode, config, admission)
+        fairness = rng.choice([None, ev.PolicyChoice("none"), ev.PolicyChoice("vtc", {"slack_tokens": 100})])
+        fairness = fairness if self.changes_fairness else None
+        return ev.PoliciesChanged(self.now_s, prefill, decode, config, admission, fairness)

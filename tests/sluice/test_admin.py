@@ -244,6 +244,28 @@ def test_explain_shows_the_sum_of_the_admission_policy(server: ContractServer, c
     assert "   admission a token expected after 0.030 s = token 0.030; objective 0.02 s" in out
 
 
+def test_explain_shows_whose_turn_it_was_and_who_was_ahead(server: ContractServer, capsys: Captured) -> None:
+    first = {
+        "tenant": "acme",
+        "counter": 1200.4,
+        "cost": 300.0,
+        "tenants": 3,
+        "others": {"beta": 1500.0, "": 1600.0},
+    }
+    late = {"tenant": "acme", "counter": 1500.0, "cost": 0.0, "tenants": 2, "others": {"beta": 1200.0}}
+    routed = EXPLANATION["decisions"][0] | {"turn": first}
+    refused = EXPLANATION["decisions"][2] | {"status": 429, "reason": "queue_full", "turn": late}
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": [routed, refused]}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    out = capsys.readouterr().out
+    said = "tenant acme at 1200 weighted tokens, charged 300; 3 tenants waited, none ahead: beta 1500, (no name) 1600"
+    assert f"   turn     {said}\n" in out
+    assert (
+        "   turn     tenant acme at 1500 weighted tokens, charged 0; 2 tenants waited, 1 or more ahead: beta 1200\n"
+        in out
+    )
+
+
 def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(
     server: ContractServer, capsys: Captured
 ) -> None:

@@ -84,6 +84,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
+        self._address = ""
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, HttpReply]] = deque()
         self._current: HttpReply | None = None
@@ -109,6 +110,9 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        peer = transport.get_extra_info("peername")
+        # of a Unix socket it is a path, mostly an empty one
+        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
         connections = self._server.connections
         connections.add(self)
         more = len(connections) - self._max_connections
@@ -197,7 +201,7 @@ class FastHttpProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive() and not self._crowded
-        request = Request(method, self._path(), self._headers, body)
+        request = Request(method, self._path(), self._headers, body, self._address)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:

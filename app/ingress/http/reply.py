@@ -20,13 +20,15 @@ GONE_SLOW = "client reads too slowly"
 class Request:
     """One HTTP request with its whole body.
 
-    `headers` has lower-case names; of headers with equal names it keeps the last.
+    `headers` has lower-case names; of headers with equal names it keeps the last. `address` is that of the client, or
+    of the proxy in front of it ("": not known).
     """
 
     method: str
     path: str
     headers: dict[bytes, bytes]
     body: bytes
+    address: str = ""
 
 
 class Reply(Protocol):

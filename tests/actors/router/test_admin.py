@@ -52,6 +52,7 @@ async def test_the_policies_in_use_and_all_others_are_told_with_their_formulas(r
     assert told["dispatch"]["max_queue"] == 1024
     assert set(told["available"]["prefill"]) == set(PREFILL)
     assert set(told["available"]["decode"]) == set(DECODE)
+    assert (told["fairness"]["name"], set(told["available"]["fairness"])) == ("none", {"none", "vtc"})
     assert (told["admission"]["name"], set(told["available"]["admission"])) == ("open", {"open", "by_wait"})
     for policies in told["available"].values():
         for policy in policies.values():
@@ -69,9 +70,11 @@ async def test_a_change_of_policy_holds_at_once_for_all_and_is_announced(router:
             "prefill": "random",
             "decode": {"name": "power_of_two", "params": {"choices": 1}},
             "admission": {"name": "by_wait", "params": {"margin": 0.5}},
+            "fairness": {"name": "vtc", "params": {"w_q": 4.0}},
             "dispatch": {"max_queue": 5},
         },
     )
+    assert told["fairness"]["params"]["w_q"] == 4.0 and router.dispatcher.fairness.name == "vtc"
     assert told["admission"]["params"]["margin"] == 0.5 and router.dispatcher.admission.name == "by_wait"
     assert (status, told["decode"]["params"], told["dispatch"]["max_queue"]) == (200, {"choices": 1}, 5)
     fleet = await ingress.get(wire.Fleet, lambda f: f.prefill_policy == "random")  # type: ignore[attr-defined]
@@ -91,8 +94,12 @@ async def test_a_change_of_policy_holds_at_once_for_all_and_is_announced(router:
             "max_inflight is -1: it must be a whole",
         ),
         ({"decode": {"name": "netkv", "parms": {}}}, "decode must be a policy's name, or"),
-        ({"decoder": "netkv"}, "'decoder' is not known: give prefill, decode, admission, dispatch or flow"),
+        (
+            {"decoder": "netkv"},
+            "'decoder' is not known: give prefill, decode, admission, fairness, dispatch or flow",
+        ),
         ({"admission": "shut"}, "admission policy 'shut' is not known: choose one of by_wait, open"),
+        ({"fairness": "fcfs"}, "fairness policy 'fcfs' is not known: choose one of none, vtc"),
         ({"dispatch": {"kv_high_water": 7}}, "kv_high_water is 7: it must be a number > 0 and <= 1"),
         ({}, "nothing is asked for"),
         ([], "must be a JSON object"),

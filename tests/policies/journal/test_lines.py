@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.admission.base import Judgement, Verdict
 from policies.dispatch.actions import PrefixFetch
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
+from policies.fairness.base import Turn
 from policies.flow.fetch_or_recompute import FetchReason
 from policies.journal.codec import CodecError, decoder, dumps, encoder, loads
 from policies.journal.lines import (
@@ -50,6 +51,13 @@ st.register_type_strategy(
         st.none() | st.from_type(ev.PolicyChoice),
         st.dictionaries(st.text(), PLAIN),
         st.none() | st.from_type(ev.PolicyChoice),
+        st.none() | st.from_type(ev.PolicyChoice),
+    ),
+)
+st.register_type_strategy(
+    Turn,
+    st.builds(
+        Turn, st.text(), st.floats(), st.floats(), st.integers(), st.dictionaries(st.text(), st.floats())
     ),
 )
 st.register_type_strategy(

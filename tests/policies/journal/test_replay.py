@@ -60,7 +60,7 @@ def test_a_random_history_replays_to_the_same_lines(seed: int, prefill: str, dec
 
 
 def test_the_histories_hold_what_can_go_wrong() -> None:
-    text = "\n".join("\n".join(history(seed, 400)) for seed in range(16))
+    text = "\n".join("\n".join(history(seed, 400)) for seed in range(16, 32))
     for needed in (
         '"error":"StaleEvent"',
         '"error":"PolicyError"',
@@ -77,6 +77,7 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
         '"reason":"probe"',
         '"reason":"late"',
         '"verdict":"refuse"',
+        '"turn":{"tenant":"acme"',
     ):
         assert needed in text, needed
 

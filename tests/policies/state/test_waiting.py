@@ -40,6 +40,32 @@ def test_one_that_is_left_out_or_gone_is_in_no_sum() -> None:
     assert waiting.until(0) == NOTHING
 
 
+def test_by_shares_no_more_is_before_a_request_than_its_tenant_has_for_each_unit_of_weight() -> None:
+    def of(name: str, tenant: str, weight: float = 1.0, priority: int = 0, tokens: int = 10) -> Request:
+        return Request(name, 0.0, tokens, 5, terms=Terms(priority, tenant=tenant, weight=weight))
+
+    waiting = Waiting()
+    for i in range(20):
+        waiting.count(of(f"a{i}", "a"), +1)
+    urgent = of("u", "b", priority=-1, tokens=7)
+    waiting.count(urgent, +1)
+    asked = of("b1", "b", weight=3.0)
+    # only the urgent one is before the first request of "b"; in the order of arrival all of "a" are
+    assert waiting.before(asked, False, by_share=True) == Backlog(1, 7, 1)
+    assert waiting.before(asked, False, by_share=False) == Backlog(21, 207, 21)
+    for name in ("b1", "b2", "b3", "b4"):
+        waiting.count(of(name, "b", weight=3.0), +1)
+    # three of its own, and "a" gets a third of what "b" gets: 3 * 4 / 3
+    assert waiting.before(of("b4", "b", weight=3.0), True, by_share=True) == Backlog(1 + 4, 7 + 40, 5)
+    # its class has no more than 23 others
+    last = of("a19", "a")
+    assert waiting.before(last, True, by_share=True) == Backlog(24, 237, 24)
+    # for a tenant that is alone in its class the order of arrival holds
+    for i in range(20):
+        waiting.count(of(f"a{i}", "a"), -1)
+    assert waiting.before(of("b4", "b", weight=3.0), True, by_share=True) == Backlog(4, 37, 4)
+
+
 def test_any_order_of_coming_and_going_leaves_the_sums_of_what_is_there() -> None:
     rng, waiting, there = random.Random(5), Waiting(), dict[int, Request]()
     for step in range(2000):
@@ -73,14 +99,15 @@ def test_the_ledger_counts_what_is_queued_and_what_waits_for_a_slot(seed: int) -
         except (ev.StaleEvent, ValueError):
             continue
         state = dispatcher.state
-        lives = state._ledger.live.values()
+        ledger = state._ledger
+        lives = ledger.live.values()
         queued = [live.request for live in lives if live.stage is Stage.QUEUED]
         waits = [
             live.request
             for live in lives
             if live.stage is Stage.POOLED or (live.stage is Stage.PREFILLING and not live.colocated)
         ]
-        for found, requests in ((state.queued_until(9), queued), (state.without_slot_until(9), waits)):
+        for found, requests in ((ledger.queued.until(9), queued), (ledger.without_slot.until(9), waits)):
             assert found.prompts == len(requests) and found.sequences == sum(r.slots for r in requests)
             assert found.prompt_tokens == sum(r.prompt_tokens for r in requests)
             counted += found.prompts

@@ -1,0 +1,279 @@
+"""Sharing: the dispatcher's side of a fairness policy (`policies.fairness`).
+
+    queue           the requests before prefill, in the order of the tenants' counters
+    prefill_routed  charges the counter of the queue by the forecast of what a request costs
+    front, within   the entries of the pool that the decode policy may see: those of tenants within their share
+    decode_routed   charges the counter of the pool
+    closed          settles both by what was used
+
+Each place has counters of its own, because tenants wait at either and get service there one after the other: what is
+computed and then waits in the pool has not been decoded. For a policy that shares nothing none of this does anything.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.dispatch.prefill_queue import PrefillQueue
+from policies.fairness.base import OTHERS, FairnessPolicy, Turn
+from policies.fairness.shares import MOST_IDLE, Shares
+from policies.state.reducer import ClusterState, PoolKey
+from policies.state.views import PoolEntry, Request, RequestId, WorkerId
+
+OUTPUTS = 5
+"""The number of a tenant's last outputs that count for its mean, which moves by this part of each (the published code
+of VTC with prediction does the same, `predict_window`).
+"""
+
+Limits = dict[int, float]
+"""By class the largest counter with which a tenant may still send pool entries in one placement."""
+
+
+@dataclass(slots=True)
+class _Charge:
+    """The charge of a request: the tokens of its prompt and of all its outputs, and the places where it was charged."""
+
+    priority: int
+    tenant: str
+    weight: float
+    prompt: int
+    output: float
+    queue: bool = False
+    pool: bool = False
+
+
+class Sharing:
+    """The queue and the counters of one dispatcher, with its present policy. `turns` counts the decisions for which
+    several tenants of a class waited.
+    """
+
+    def __init__(self, state: ClusterState, policy: FairnessPolicy) -> None:
+        self._state = state
+        self.policy = policy
+        self._queued, self._pooled = Shares(), Shares()
+        self.queue = PrefillQueue(policy, self._queued)
+        self._charged: dict[RequestId, _Charge] = {}
+        self._outputs: OrderedDict[str, float] = OrderedDict()  # mean output of a choice, by tenant
+        self.turns = 0
+        self.several = False
+        """Whether requests of more than one tenant have come since the policy is in use."""
+        self._first: str | None = None  # the first tenant
+
+    @property
+    def tenants(self) -> dict[str, int]:
+        """The number of tenants that wait in the queue and in the pool, once for each class."""
+        return {"queue": self._queued.waiting, "pool": self._pooled.waiting}
+
+    def change(self, policy: FairnessPolicy) -> None:
+        """Replaces the policy. All counters begin anew, and what waits keeps waiting."""
+        waiting = self.queue.waiting()
+        self.policy = policy
+        self._queued, self._pooled = Shares(), Shares()
+        self.queue = PrefillQueue(policy, self._queued)
+        self._charged, self._first, self.several = {}, None, False
+        for request in waiting:
+            self.push(request)
+        self._state.take_turned_lines()
+        if policy.shares:
+            for line in self._state.lines:
+                self._pooled.enter(*line)
+
+    # --------------------------------------------------------------------------------------------- counting
+
+    def push(self, request: Request) -> None:
+        """Puts a request into the queue."""
+        if not self.policy.shares:
+            self.queue.push(request)
+            return
+        self.queue.push(request, self.policy.cost(request.prompt_tokens, self._output(request)))
+        if self._first is None:
+            self._first = self.policy.tenant(request)
+        self.several |= self.policy.tenant(request) != self._first
+
+    def prefill_routed(self, request: Request, worker: WorkerId) -> Turn | None:
+        """Charges a request that is sent to a worker to have its prompt computed, before it leaves the queue. A prompt
+        that is computed once more is not charged again. Returns whose turn it was.
+        """
+        if not self.policy.shares or request.attempt_id in self._charged:
+            return None
+        cached = self._state.hits.tokens(request).get(worker, 0) if request.block_hashes else 0
+        charge = self._charge(request, request.prompt_tokens - cached)
+        cost = self._cost(charge)
+        turn = self._turn(self._queued, request, cost)
+        charge.queue = True
+        self.queue.charge(charge.priority, charge.tenant, cost)
+        return turn
+
+    def prefilled(self, attempt_id: RequestId, cached_tokens: int) -> None:
+        """Settles the prompt of a request by the tokens that its engine had cached."""
+        charge, request = self._charged.get(attempt_id), self._state.request(attempt_id)
+        if charge is not None and request is not None:
+            self._settle(charge, max(0, request.prompt_tokens - cached_tokens), charge.output)
+
+    def decode_routed(self, request: Request) -> Turn | None:
+        """Charges a request that is sent from the pool to a worker. Returns whose turn it was."""
+        if not self.policy.shares:
+            return None
+        charge = self._charged.get(request.attempt_id) or self._charge(request, request.prompt_tokens)
+        cost = self._cost(charge)
+        turn = self._turn(self._pooled, request, cost)
+        charge.pool = True
+        self._pooled.charge(charge.priority, charge.tenant, cost)
+        return turn
+
+    def closed(self, attempt_id: RequestId, output_tokens: int, finished: bool) -> None:
+        """Settles a request that ends, or comes again, before the state hears of it. `output_tokens` are those of all
+        its choices, as far as the event says; what the state has seen counts at least.
+        """
+        charge = self._charged.pop(attempt_id, None)
+        if charge is None:
+            return
+        output = max(output_tokens, self._state.generated(attempt_id))
+        request = self._state.request(attempt_id)
+        if finished and request is not None:
+            each, known = output / request.slots, self._outputs.pop(charge.tenant, None)
+            self._outputs[charge.tenant] = each if known is None else known + (each - known) / OUTPUTS
+            if len(self._outputs) > MOST_IDLE:
+                self._outputs.popitem(last=False)
+        self._settle(charge, charge.prompt, output)
+
+    def _charge(self, request: Request, prompt: int) -> _Charge:
+        terms = request.terms
+        charge = _Charge(
+            terms.priority, self.policy.tenant(request), terms.weight, max(0, prompt), self._output(request)
+        )
+        self._charged[request.attempt_id] = charge
+        return charge
+
+    def _cost(self, charge: _Charge) -> float:
+        return self.policy.cost(charge.prompt, charge.output) / charge.weight
+
+    def _settle(self, charge: _Charge, prompt: int, output: float) -> None:
+        """Charges the difference between what a request has used and what it was charged."""
+        before = self._cost(charge)
+        charge.prompt, charge.output = prompt, output
+        more = self._cost(charge) - before
+        if charge.queue:
+            self.queue.charge(charge.priority, charge.tenant, more)
+        if charge.pool:
+            self._pooled.charge(charge.priority, charge.tenant, more)
+
+    def _output(self, request: Request) -> float:
+        """Returns the output tokens that are expected of all choices of a request."""
+        each = request.predicted_tokens
+        if each is None:
+            each = self._outputs.get(self.policy.tenant(request), self._state.usual_output_tokens)
+        return request.slots * min(each or 0.0, request.max_tokens)
+
+    def _turn(self, shares: Shares, request: Request, cost: float) -> Turn | None:
+        """Returns whose turn it is when a request is sent; None unless several tenants wait in its class."""
+        priority, tenant = request.terms.priority, self.policy.tenant(request)
+        tenants = shares.tenants(priority)
+        if tenants < 2:
+            return None
+        self.turns += 1
+        others = [one for one in shares.in_turn(priority, OTHERS + 1) if one != tenant][:OTHERS]
+        return Turn(
+            tenant,
+            shares.counter(priority, tenant),
+            cost,
+            tenants,
+            {one: shares.counter(priority, one) for one in others},
+        )
+
+    def refused(self, attempt_id: RequestId) -> Turn | None:
+        """Returns whose turn it is when a request is refused that waits; None unless several tenants wait in its
+        class.
+        """
+        request = self._state.request(attempt_id) if self.policy.shares else None
+        if request is None:
+            return None
+        shares = self._queued if self._state.find_waiting(attempt_id) is None else self._pooled
+        return self._turn(shares, request, 0.0)
+
+    # ----------------------------------------------------------------------------------------------- the pool
+
+    def look_at_pool(self) -> None:
+        """Notes which tenants have begun or ceased to wait in the pool."""
+        turned = self._state.take_turned_lines()
+        if turned and self.policy.shares:
+            for line, begins in turned:
+                (self._pooled.enter if begins else self._pooled.leave)(*line)
+
+    def front(self, after: PoolKey | None, most: int) -> tuple[list[PoolEntry], bool]:
+        """Returns the first `most` entries of the pool behind the key `after`, and whether a later look may begin
+        behind them. Where several tenants wait in a class, the look begins at the front and has the first entries of
+        each, in the order of their counters.
+        """
+        if not self._pooled.crowded:
+            entries = self._state.waiting(after, most)
+            return entries, len(entries) == most
+        entries = []
+        for priority in self._pooled.priorities():
+            left = most - len(entries)
+            if not left:
+                break
+            each = max(1, left // self._pooled.tenants(priority))
+            for tenant in self._pooled.in_turn(priority, left):
+                entries += self._state.first_of((priority, tenant), each)
+        return entries[:most], False
+
+    def within(
+        self, entries: list[PoolEntry], all_of_them: bool
+    ) -> tuple[list[PoolEntry], list[PoolEntry], Limits]:
+        """Returns the entries that the decode policy may see, those that it may not, and for each class in which
+        several tenants wait the largest counter with which a tenant may send.
+
+        Seen are the entries of the most urgent class whose tenants are within their share. Those of the next class are
+        only seen with all of the class before. With `all_of_them` nothing is kept back.
+        """
+        if not self._pooled.crowded:
+            return entries, [], {}
+        classes: dict[int, list[PoolEntry]] = {}
+        for entry in entries:
+            classes.setdefault(entry.request.terms.priority, []).append(entry)
+        seen: list[tuple[float, PoolEntry]] = []
+        kept: list[PoolEntry] = []
+        limits: Limits = {}
+        for priority, some in sorted(classes.items()):
+            counters = self._counters(priority, [entry.request for entry in some])
+            if len(counters) > 1:
+                limits[priority] = min(counters.values()) + self.policy.slack_tokens
+            limit = math.inf if all_of_them else limits.get(priority, math.inf)
+            behind = bool(kept)
+            for entry in some:
+                counter = counters[self.policy.tenant(entry.request)]
+                if entry.leaving or (counter <= limit and not behind):
+                    seen.append((counter, entry))
+                else:
+                    kept.append(entry)
+        seen.sort(key=_in_turn)
+        return [entry for _, entry in seen], kept, limits
+
+    def limits(self, requests: Sequence[Request]) -> Limits:
+        """Returns the limits of `within` for classes in which several tenants are about to send."""
+        limits: Limits = {}
+        for priority in {request.terms.priority for request in requests}:
+            counters = self._counters(priority, [r for r in requests if r.terms.priority == priority])
+            if len(counters) > 1:
+                limits[priority] = min(counters.values()) + self.policy.slack_tokens
+        return limits
+
+    def may_send(self, entry: PoolEntry, limits: Limits) -> bool:
+        """Whether the tenant of an entry is within its share, after what it has sent already."""
+        if not limits or entry.leaving:
+            return True
+        priority = entry.request.terms.priority
+        limit = limits.get(priority)
+        return limit is None or self._pooled.counter(priority, self.policy.tenant(entry.request)) <= limit
+
+    def _counters(self, priority: int, requests: Sequence[Request]) -> dict[str, float]:
+        tenants = dict.fromkeys(map(self.policy.tenant, requests))
+        return {tenant: self._pooled.counter(priority, tenant) for tenant in tenants}
+
+
+def _in_turn(seen: tuple[float, PoolEntry]) -> tuple[bool, int, float, float, RequestId]:
+    counter, entry = seen
+    request = entry.request
+    return not entry.leaving, request.terms.priority, counter, entry.entered_s, request.attempt_id

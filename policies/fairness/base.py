@@ -1,0 +1,68 @@
+"""The contract of a fairness policy, and what is said about a turn.
+
+Requests wait in classes (`Terms.priority`), and a more urgent class always goes first. Inside a class each tenant has a
+counter of the service that it got, in tokens for each unit of its weight. The tenant with the least counter has its
+turn, with its oldest request.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar, Protocol
+
+from policies.record import record
+from policies.routing.base import Needs
+from policies.state.views import Request
+
+
+@record
+class Turn:
+    """The shares at a decision for which requests of several tenants waited in the same class.
+
+    `counter` is the service that `tenant` had got before the decision, and `cost` what the decision adds to it, both in
+    weighted tokens for each unit of weight. `tenants` had requests waiting in the class, and `others` are at most
+    `OTHERS` of them that have the least counters, beside this one.
+    """
+
+    tenant: str
+    counter: float
+    cost: float
+    tenants: int
+    others: Mapping[str, float] = field(default_factory=dict)
+
+
+OTHERS = 3
+"""The largest number of other tenants that a `Turn` shows."""
+
+
+class FairnessPolicy(Protocol):
+    """A frozen dataclass of parameters. A policy that shares nothing has one tenant, whose counter stays 0.
+
+    Once there were several tenants, prompts go only to prefill workers that have less than `ahead_tokens` in work,
+    because nobody can overtake inside an engine. A tenant whose counter is at most `slack_tokens` above the least one
+    is within its share: the decode policy sees its pool entries. A request of several choices begins with `gang_slots`
+    free slots (None: it waits for slots for all of its choices).
+    """
+
+    paper: ClassVar[str]
+    formula: ClassVar[str]
+    needs: ClassVar[Needs]
+    shares: ClassVar[bool]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def slack_tokens(self) -> float: ...
+    @property
+    def ahead_tokens(self) -> float: ...
+    @property
+    def gang_slots(self) -> int | None: ...
+
+    def tenant(self, request: Request) -> str:
+        """Returns the name under which the request is counted."""
+        ...
+
+    def cost(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Returns the service of computing this many tokens of a prompt and generating this many, in weighted
+        tokens.
+        """
+        ...

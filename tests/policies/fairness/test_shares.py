@@ -1,0 +1,101 @@
+"""The counters of tenants: who is first, how newcomers are lifted, what is charged, and what is forgotten."""
+
+import random
+
+from policies.fairness.ranking import Ranking
+from policies.fairness.shares import Shares
+
+
+def test_a_ranking_is_a_sorted_list_whatever_happens_to_it() -> None:
+    rng, ranking, there = random.Random(2), Ranking(), dict[str, tuple[float, int]]()
+    for step in range(4000):
+        name = f"t{rng.randrange(30)}"
+        if rng.random() < 0.3:
+            ranking.discard(name)
+            there.pop(name, None)
+        else:
+            there[name] = float(rng.randrange(20)), step
+            ranking.set(name, there[name][0])
+        # of equal keys the one that was set first
+        order = sorted(there, key=there.__getitem__)
+        assert ranking.first() == (order[0] if order else None)
+        most = rng.randrange(8)
+        assert ranking.firsts(most) == order[:most] and len(ranking) == len(there)
+        assert all(ranking[one] == there[one][0] for one in order)
+    # outdated entries do not pile up
+    assert len(ranking._heap) <= 16 + 4 * 30 + 1
+
+
+def test_the_least_counter_is_first_and_charges_move_it() -> None:
+    shares = Shares()
+    for tenant in ("a", "b", "c"):
+        shares.enter(0, tenant)
+    assert shares.in_turn(0, 9) == ["a", "b", "c"] and shares.crowded == 1
+    shares.charge(0, "a", 10.0)
+    shares.charge(0, "b", 5.0)
+    assert shares.in_turn(0, 9) == ["c", "b", "a"] and shares.first(0) == "c"
+    # what was charged too much comes back
+    shares.charge(0, "a", -7.0)
+    assert (shares.counter(0, "a"), shares.in_turn(0, 2)) == (3.0, ["c", "a"])
+
+
+def test_a_newcomer_is_lifted_to_the_least_that_wait_and_never_lowered() -> None:
+    shares = Shares()
+    shares.enter(0, "a")
+    shares.charge(0, "a", 100.0)
+    shares.enter(0, "new")
+    assert shares.counter(0, "new") == 100.0
+    shares.charge(0, "new", 30.0)
+    shares.charge(0, "a", 500.0)
+    # it waits no more, others get on, and it comes back with no credit for that time
+    shares.leave(0, "new")
+    shares.enter(0, "b")
+    assert shares.counter(0, "b") == 600.0
+    shares.enter(0, "new")
+    assert shares.counter(0, "new") == 600.0
+    # one that had more than its share keeps its debt
+    shares.charge(0, "new", 50.0)
+    shares.leave(0, "new")
+    shares.enter(0, "new")
+    assert shares.counter(0, "new") == 650.0
+
+
+def test_where_nobody_waits_a_newcomer_begins_where_the_last_one_left() -> None:
+    shares = Shares()
+    shares.enter(0, "a")
+    shares.charge(0, "a", 40.0)
+    shares.leave(0, "a")
+    # the last request of "a" is settled after it has left
+    shares.charge(0, "a", 2.0)
+    shares.enter(0, "b")
+    assert shares.counter(0, "b") == 42.0
+    assert shares.crowded == 0
+
+
+def test_classes_have_counters_of_their_own() -> None:
+    shares = Shares()
+    for priority in (0, 1):
+        shares.enter(priority, "a")
+        shares.enter(priority, "b")
+    shares.charge(1, "a", 9.0)
+    assert (shares.first(0), shares.first(1), shares.first(2)) == ("a", "b", None)
+    assert shares.priorities() == [0, 1] and shares.waiting == 4 and shares.crowded == 2
+
+
+def test_idle_tenants_are_forgotten_the_longest_idle_first() -> None:
+    shares = Shares(most_idle=3)
+    for i in range(50):
+        shares.enter(i % 2, f"t{i}")
+        shares.charge(i % 2, f"t{i}", 5.0)
+        shares.leave(i % 2, f"t{i}")
+        assert shares.remembered <= 3
+    # a charge for one that was forgotten changes nothing
+    shares.charge(0, "t0", 1e6)
+    assert shares.counter(0, "t0") == 0.0
+    # 25 tenants came one after another, each where the one before had left
+    assert shares.counter(1, "t49") == 125.0
+    # a class whose tenants are all forgotten is forgotten, too
+    for i in range(4):
+        shares.enter(7 + i, "x")
+        shares.leave(7 + i, "x")
+    assert sorted(shares._classes) == [8, 9, 10]
