@@ -28,6 +28,7 @@ from actors.loop_timeout import LoopTicks, LoopTimeout, Silence
 from actors.wire.frames import DECODER, ENCODER, HEADER, PeerKind, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
 from actors.wire.tcp import keep_alive, queued_bytes
+from actors.wire.tls import WireTls
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too.
+    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too. With `tls` its
+    connections over TCP are encrypted, and the peer must have a certificate of the same authority.
 
     A router has a `generation`, higher than that of each router before it. Its peers tell one another of it, and leave
     a router that is not the latest. 0 stands for an unknown generation, and such a router is left alone. Generations of
@@ -87,9 +89,10 @@ class Identity:
 
     kind: PeerKind
     id: str
-    secret: bytes | None = None
+    secret: bytes | None = field(default=None, repr=False)
     generation: int = 0
     generations: Generations = field(default_factory=Generations, compare=False, repr=False)
+    tls: WireTls | None = field(default=None, compare=False, repr=False)
 
 
 class Channel(asyncio.Protocol):

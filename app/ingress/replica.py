@@ -14,7 +14,6 @@ from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
-from actors.wire.channel import Identity
 from app.admin_key import KeyFile, keys_of_environment
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
@@ -81,7 +80,7 @@ class IngressReplica:
         router: Any,
         *engines: Any,
     ) -> None:
-        me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", wire.secret())
+        me = wire.identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}")
         logs.start("ingress")
         options = {
             "served_names": (model.served_name,),
