@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.user_folder import check_own, make_private, user_folder
+from actors.private_folder import check_own, make_private
+from app.user_folder import user_folder
 
 if TYPE_CHECKING:
     import httpx

@@ -1,6 +1,6 @@
 """Runs one engine with its server in a process of its own, without Ray: for tests, benchmarks and debugging.
 
-    python -m actors.engine.host --kind sim --role prefill --listen unix:/tmp/p0.sock --config '{"slots": 64}'
+    python -m actors.engine.host --kind sim --role prefill --listen unix:./p0.sock --config '{"slots": 64}'
 
 The process prints one line `ready {...}` (the EngineInfo as JSON) once it serves requests. It ends on SIGTERM, on
 SIGINT, or when the process that started it has gone. Secret and certificates of the wire are those of the environment

@@ -18,6 +18,7 @@ import asyncio
 import hmac
 import logging
 import math
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from actors.wire.frames import DECODER, ENCODER, HEADER, PeerKind, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
 from actors.wire.tcp import keep_alive, queued_bytes
 from actors.wire.tls import WireTls
+from actors.wire.unix import stranger
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +210,11 @@ class Channel(asyncio.Protocol):
         if self._close_reason is not None:
             transport.abort()  # type: ignore[attr-defined]
             return
-        keep_alive(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        if (user := stranger(connection)) is not None:
+            self.abort(f"the peer is a process of user {user}, and this one runs as {os.geteuid()}")
+            return
+        keep_alive(connection)
         self._handshake_timer = LoopTimeout(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
         self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce, self.me.generation)])
 

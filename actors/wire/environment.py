@@ -1,4 +1,4 @@
-"""What a process of the wire finds in its environment: the shared secret and the folder of the certificates.
+"""The shared secret and the folder of certificates that a process of the wire finds in its environment.
 
 The configuration may name another variable and another folder. The processes that the application starts know no
 configuration, so it puts both where they look.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from actors.private_folder import make_own
 from actors.wire.channel import HANDSHAKE_TIMEOUT_S, Channel
 from actors.wire.tls import WireTls
 
@@ -19,7 +20,8 @@ async def listen(
 ) -> tuple[asyncio.Server, str]:
     """Starts to listen on `unix:/path`, `tcp:host:port` (port 0 picks a free one) or `tcp:host:first-last`, which takes
     the first free port of a range. With `tls`, connections over TCP are encrypted, and only members get a channel.
-    Returns the server and the address at which it listens. Raises OSError if no such port is free.
+    Returns the server and the address at which it listens. Raises OSError if no such port is free, or if others may
+    write into the folder of the path.
     """
     loop = asyncio.get_running_loop()
     scheme, _, rest = address.partition(":")
@@ -66,7 +68,7 @@ def remove_sockets(addresses: Iterable[str]) -> None:
 
 
 def _clear_for_socket(path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    make_own(Path(path).parent)
     if os.path.exists(path):
         # a killed process left this file; socket paths carry a fresh id, so no other process listens here
         os.unlink(path)

@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -12,12 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
 from actors.wire import channel as wire
 from actors.wire.channel import Channel, Identity, WireError
-from actors.wire.messages import Cancel
+from actors.wire.messages import Cancel, EngineInfo
 from actors.wire.sockets import connect, listen
 from actors.wire.tls import WireTls
 from tests.actors.wire.certificates import Authority
@@ -345,8 +345,8 @@ async def test_an_engine_of_its_own_process_takes_its_certificates_from_the_envi
     engine = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
     try:
         assert engine.stdout is not None
-        ready = json.loads((await engine.stdout.readline()).removeprefix(b"ready "))
-        (address,) = ready["addresses"]
+        line = (await engine.stdout.readline()).removeprefix(b"ready ")
+        (address,) = msgspec.json.decode(line, type=EngineInfo).addresses
         with pytest.raises((WireError, ConnectionError)):
             await reach(Identity("ingress", "plain", SECRET), address)
         me = identity("ingress", "i1", node)
