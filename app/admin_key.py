@@ -38,6 +38,11 @@ def keys_of_environment(variable: str = "SLUICE_ADMIN_KEYS") -> tuple[str, ...]:
     return tuple(key.strip() for key in given.split(",") if key.strip())
 
 
+def name_of_key(key: str) -> str:
+    """Returns a name of a key for the audit logs, from which it cannot be guessed unless it is a bad one."""
+    return hashlib.sha256(b"sluice audit " + key.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+
+
 class KeyFileError(OSError):
     """The file cannot be trusted, read or written; the message says why and what to do."""
 

@@ -197,7 +197,7 @@ class FastHttpProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive() and not self._crowded
-        request = Request(method, self._path(), self._headers, body)
+        request = Request(method, self._path(), self._headers, body, self._address)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:
@@ -208,6 +208,11 @@ class FastHttpProtocol(asyncio.Protocol):
             if not self._unread and self.transport is not None:
                 self._unread = True
                 self.transport.pause_reading()
+
+    def _address(self) -> str:
+        """Returns the address of the client; empty for one that has gone, or on a unix socket."""
+        peer = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _check_length(self, n_bytes: int) -> None:
         if n_bytes > self._max_body_bytes:

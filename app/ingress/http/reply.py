@@ -27,6 +27,8 @@ class Request:
     path: str
     headers: dict[bytes, bytes]
     body: bytes
+    address: Callable[[], str] = str
+    """Returns the address of whoever has opened the connection, which may be a proxy; empty if it is unknown."""
 
 
 class Reply(Protocol):

@@ -25,6 +25,7 @@ from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect, listen
 from app.admin_key import KeyFile
 from app.ingress.asgi import IngressApp
+from app.ingress.audit import audit_of
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
@@ -269,7 +270,8 @@ async def rig(
     connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
     words = codec or WordCodec(VOCAB)
     gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
-    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces, gate)
+    audit = audit_of(config, metrics)
+    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces, gate, audit)
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
@@ -294,6 +296,8 @@ async def rig(
         await router.stop()
         if gate is not None:
             await gate.stop()
+        if audit is not None:
+            await audit.stop()
 
 
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
