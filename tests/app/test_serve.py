@@ -1,4 +1,4 @@
-"""What `make serve` refuses to serve."""
+"""Configurations that `make serve` refuses, because Serve's own port would give away what the ingress protects."""
 
 from pathlib import Path
 from typing import Any
