@@ -27,10 +27,10 @@ from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
 from actors.router.network.file import read_network_file
 from actors.wire.channel import Identity
-from actors.wire.environment import TLS, secret_of_environment
+from actors.wire.environment import secret_of_environment
 from actors.wire.frames import PeerKind
 from actors.wire.sockets import port_range
-from actors.wire.tls import WireTls
+from actors.wire.tls import VARIABLE, WireTls
 from app.groups import AutoscalerConfig, EngineGroupConfig, ScalingConfig, Strict, TopologyConfig
 from app.profile.file import load_heatmap
 from policies.admission.registry import DEFAULT as OPEN
@@ -252,7 +252,7 @@ class WireConfig(Strict):
 
     def tls_folder(self) -> str | None:
         """Returns the folder of the certificates, or None without TLS."""
-        return self.tls or os.environ.get(TLS) or None
+        return self.tls or os.environ.get(VARIABLE) or None
 
     def identity(self, kind: PeerKind, name: str, generation: int = 0) -> Identity:
         """Returns the identity of this process on the wire. Raises OSError for certificates that cannot be used."""

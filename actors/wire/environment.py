@@ -8,8 +8,7 @@ import os
 
 from actors.wire.channel import Identity
 from actors.wire.frames import PeerKind
-from actors.wire.tls import VARIABLE as TLS
-from actors.wire.tls import WireTls
+from actors.wire.tls import VARIABLE, WireTls
 
 SECRET = "SLUICE_WIRE_SECRET"
 
@@ -30,7 +29,7 @@ def hand_down(secret: bytes | None, tls_folder: str | None) -> None:
     """Puts secret and folder into the environment, where processes that this one starts look for them. What is None is
     not there afterwards.
     """
-    for variable, value in ((SECRET, None if secret is None else secret.decode()), (TLS, tls_folder)):
+    for variable, value in ((SECRET, None if secret is None else secret.decode()), (VARIABLE, tls_folder)):
         if value is None:
             os.environ.pop(variable, None)
         else:
