@@ -11,12 +11,15 @@ import ray
 from app.config import WireConfig
 from app.drain import socket_directory
 
+RAY_AUTH = "RAY_AUTH_MODE"
+"""Environment variable by which Ray's ports want a token; `ray start` sets it itself where it finds one in ~/.ray."""
+
 
 def listen_addresses(wire: WireConfig, name: str) -> list[str]:
     """Returns the addresses on which a component of this process listens.
 
-    They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret,
-    because internal sockets between nodes are always authenticated.
+    They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret, or
+    if Ray was started without saying how its own ports are authenticated: what nodes have open is never open to all.
     """
     directory = socket_directory(wire.socket_dir)
     addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
@@ -25,6 +28,12 @@ def listen_addresses(wire: WireConfig, name: str) -> list[str]:
             raise RuntimeError(
                 f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
                 f"{wire.secret_env} of every node before Ray starts there"
+            )
+        if not os.environ.get(RAY_AUTH):
+            raise RuntimeError(
+                f"wire.interface is set, so other hosts reach Ray's ports, and whoever does runs code: start Ray"
+                f" on every node with {RAY_AUTH}=token and the same RAY_AUTH_TOKEN. {RAY_AUTH}=disabled says that a"
+                " firewall keeps everybody else away"
             )
         addresses.append(f"tcp:{node_host(wire)}:{wire.ports}")
     return addresses

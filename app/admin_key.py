@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.user_folder import check_own, make_private, user_folder
+from actors.private_folder import check_own, make_private
+from app.user_folder import user_folder
 
 if TYPE_CHECKING:
     import httpx
@@ -35,6 +36,11 @@ def keys_of_environment(variable: str = "SLUICE_ADMIN_KEYS") -> tuple[str, ...]:
     """Returns the keys in a variable of the environment, which commas separate."""
     given = os.environ.get(variable, "")
     return tuple(key.strip() for key in given.split(",") if key.strip())
+
+
+def name_of_key(key: str) -> str:
+    """Returns a name of a key for the audit logs, from which it cannot be guessed unless it is a bad one."""
+    return hashlib.sha256(b"sluice audit " + key.encode("utf-8", "surrogateescape")).hexdigest()[:8]
 
 
 class KeyFileError(OSError):

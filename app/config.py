@@ -26,7 +26,11 @@ from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
 from actors.router.network.file import read_network_file
+from actors.wire.channel import Identity
+from actors.wire.environment import secret_of_environment
+from actors.wire.frames import PeerKind
 from actors.wire.sockets import port_range
+from actors.wire.tls import VARIABLE, WireTls
 from app.groups import AutoscalerConfig, EngineGroupConfig, ScalingConfig, Strict, TopologyConfig
 from app.profile.file import load_heatmap
 from policies.admission.registry import DEFAULT as OPEN
@@ -220,7 +224,8 @@ class DashboardConfig(Strict):
 class WireConfig(Strict):
     """The internal sockets.
 
-    They are unix sockets inside a node and, with `interface`, TCP on that address. TCP needs a secret.
+    They are unix sockets inside a node and, with `interface`, TCP on that address. TCP needs a secret, and is encrypted
+    where there are certificates.
     """
 
     interface: str | None = Field(
@@ -235,14 +240,28 @@ class WireConfig(Strict):
     secret_env: str = Field(
         "SLUICE_WIRE_SECRET", description="environment variable that holds the shared secret"
     )
+    tls: str | None = Field(
+        None,
+        description="folder with tls.crt, tls.key and ca.crt, by which connections over TCP are encrypted and both ends"
+        " proved; default: that of the environment variable SLUICE_WIRE_TLS, and without it no TLS",
+    )
     socket_dir: str | None = Field(
         None, description="where unix sockets live; default: a private temporary directory"
     )
 
     def secret(self) -> bytes | None:
         """Returns the shared secret from this process's environment, or None."""
-        value = os.environ.get(self.secret_env, "")
-        return value.encode() or None
+        return secret_of_environment(self.secret_env)
+
+    def tls_folder(self) -> str | None:
+        """Returns the folder of the certificates, or None without TLS."""
+        return self.tls or os.environ.get(VARIABLE) or None
+
+    def identity(self, kind: PeerKind, name: str, generation: int = 0) -> Identity:
+        """Returns the identity of this process on the wire. Raises OSError for certificates that cannot be used."""
+        folder = self.tls_folder()
+        tls = None if folder is None else WireTls(Path(folder))
+        return Identity(kind, name, self.secret(), generation, tls=tls)
 
 
 class FlowConfig(Strict):

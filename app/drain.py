@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from actors.private_folder import make_private
 from app.user_folder import user_folder
 
 log = logging.getLogger("ray.serve")
@@ -44,8 +45,8 @@ class DrainPoint:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listens. Raises OSError."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Listens. Raises OSError, also if others may write into the folder: whoever reaches the socket may drain."""
+        make_private(self._path.parent)
         self._server = await asyncio.start_unix_server(self._asked, self._path)
 
     async def stop(self) -> None:

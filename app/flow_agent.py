@@ -29,7 +29,6 @@ from ray.experimental.internal_kv import (
 )
 
 from actors.router.worker_thread import WorkerThread
-from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.config import FlowConfig, WireConfig
 from app.drain import socket_directory
@@ -78,7 +77,7 @@ class AgentActor(Wanted):
         self._directory = RayDirectory(directory_name(application, flow), flow.named_nodes)
         self._coordinator = CoordinatorKeeper(application, flow, wire, self._directory)
         self._agent = FlowAgent(
-            Identity("agent", name, wire.secret()),
+            wire.identity("agent", name),
             node_id,
             frozenset(flow.named_nodes),
             config,
@@ -105,7 +104,7 @@ class CoordinatorActor(Wanted):
         from actors.flow.coordinator import Coordinator
 
         config = flow.config.agent_config()
-        me = Identity("coordinator", name, wire.secret())
+        me = wire.identity("coordinator", name)
         self._coordinator = Coordinator(me, config.drop_share, config.arbiter_config().port_bytes_per_s)
         await self._coordinator.start(listen_addresses(wire, "flow-coordinator"))
         self._directory = RayDirectory(coordinator_name(application, flow))

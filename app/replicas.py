@@ -9,7 +9,6 @@ import asyncio
 import importlib.metadata
 import json
 import logging
-import os
 import time
 import uuid
 from contextlib import nullcontext
@@ -27,7 +26,7 @@ from actors.engine.cores import claim, divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.scaling import fleet
 from actors.telemetry import logs
-from actors.wire.channel import Identity
+from actors.wire.environment import hand_down
 from app.addresses import listen_addresses, node_host
 from app.config import ModelConfig, RouterConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ray.serve")
 
-DEFAULT_SECRET_ENV = "SLUICE_WIRE_SECRET"
 ANNOUNCE_S = 60.0
 """Longest time that the trace of a start waits for the engine's announcement. ASSUMPTION: a router restarts sooner."""
 DRAIN_S = 15.0
@@ -122,7 +120,7 @@ class RouterReplica:
         )
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
-        me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", wire.secret())
+        me = wire.identity("router", f"router-{uuid.uuid4().hex[:8]}")
         logs.start("router")
         generation = next_generation(serve.get_replica_context().app_name)
         network = RouterNetwork(router.network_config(), ray.nodes)
@@ -237,7 +235,7 @@ class EngineReplica:
             )
             defaults["cores"] = self._cores.cores
         if flow is not None:
-            hand_down_secret(wire)
+            hand_down(wire.secret(), wire.tls_folder())
             tcp = tuple(address for address in listen_addresses(wire, "flow") if address.startswith("tcp:"))
             self._agent = AgentKeeper(context.app_name, node_id, flow, wire, tcp)
             self._agent.start()
@@ -245,11 +243,11 @@ class EngineReplica:
         if prewarmed is not None:
             self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)
             self._prewarmed.start()
-        me = Identity("engine", engine_id, wire.secret())
+        me = wire.identity("engine", engine_id)
         if config.options.get("weights_from") == "peer":
             from actors.engine.weights.find import find_sources
 
-            hand_down_secret(wire)
+            hand_down(wire.secret(), wire.tls_folder())
             defaults |= {
                 "weights_listen": tuple(listen_addresses(wire, f"weights-{engine_id}")),
                 "weights_sources": await find_sources(me, finder(router), node, model.served_name),
@@ -342,17 +340,6 @@ def start_of(engine: "Engine", began_s: float) -> dict[str, Any]:
     }
 
 
-def hand_down_secret(wire: WireConfig) -> None:
-    """Puts the wire's secret into the environment variable where workers look for it: they are children of this process
-    and do not know the configuration. Without a secret nothing is there.
-    """
-    secret = wire.secret()
-    if secret is None:
-        os.environ.pop(DEFAULT_SECRET_ENV, None)
-    else:
-        os.environ[DEFAULT_SECRET_ENV] = secret.decode()
-
-
 class AutoscalerReplica:
     """The autoscaler's process: it decides how many engines of each role serve, and has Serve and the router do it.
 
@@ -380,7 +367,7 @@ class AutoscalerReplica:
         await counts.check()
         store = RayStore(application)
         generation = next_generation(application, "autoscaler")
-        me = Identity("autoscaler", f"autoscaler-{uuid.uuid4().hex[:8]}", wire.secret(), generation)
+        me = wire.identity("autoscaler", f"autoscaler-{uuid.uuid4().hex[:8]}", generation)
         self._prewarmed = PrewarmedCounts(application, prewarmed)
         self._prewarmed.start()
         self._autoscaler = Autoscaler(

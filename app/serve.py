@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from actors.options import ConfigError
-from app.admin_key import KeyFile
+from app.admin_key import LOOPBACK_HOSTS, KeyFile
 from app.config import parse
 from app.own_ray import END_TIMEOUT_S, OwnRay, restarts
 
@@ -111,12 +111,24 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
         args.setdefault("ingress", {})["port"] = port
     if http_port is not None:
         schema.setdefault("http_options", {})["port"] = http_port
-    router = parse(args, Path(path).resolve().parent).router
+    config = parse(args, Path(path).resolve().parent)
+    _check_exposure(schema.get("http_options") or {}, config)
+    router = config.router
     heatmap = router.prefill.params.get("heatmap")
     if heatmap is not None:
         # `parse` has replaced a file's name by its content, so that the deployment does not depend on this folder.
         args["router"]["prefill"]["params"]["heatmap"] = heatmap
     return schema
+
+
+def _check_exposure(http: dict[str, Any], config: Any) -> None:
+    """Raises ConfigError if Serve's own port would give other hosts in plain HTTP what the ingress gives over TLS."""
+    host = http.get("host") or "127.0.0.1"
+    if config.ingress.tls_cert and not http.get("ssl_certfile") and host not in LOOPBACK_HOSTS:
+        raise ConfigError(
+            f"http_options.host is {host}, where Serve's own port answers in plain HTTP what the ingress answers over"
+            " TLS: set it to 127.0.0.1, or give http_options the same ssl_certfile and ssl_keyfile"
+        )
 
 
 def _ports(schema: dict[str, Any]) -> list[int]:

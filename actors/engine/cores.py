@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from actors.private_folder import make_private
+
 
 def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], ...]:
     """Returns one tuple of core numbers per engine, in engine order.
@@ -72,9 +74,7 @@ def claim(
     A rank does not do for this: Serve gives the rank of a replica that has gone to another one that runs, which stays
     on its cores. Raises OSError if the folder cannot be used.
     """
-    # `parents` would give the folders above the mode of any folder
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder)
     with (folder / "lock").open("w") as lock:
         # one claims at a time
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
 """Runs one engine with its server in a process of its own, without Ray: for tests, benchmarks and debugging.
 
-    python -m actors.engine.host --kind sim --role prefill --listen unix:/tmp/p0.sock --config '{"slots": 64}'
+    python -m actors.engine.host --kind sim --role prefill --listen unix:./p0.sock --config '{"slots": 64}'
 
 The process prints one line `ready {...}` (the EngineInfo as JSON) once it serves requests. It ends on SIGTERM, on
-SIGINT, or when the process that started it has gone. The wire secret is taken from the environment variable
-SLUICE_WIRE_SECRET.
+SIGINT, or when the process that started it has gone. Secret and certificates of the wire are those of the environment
+(`actors.wire.environment`).
 """
 
 import argparse
@@ -22,6 +22,7 @@ from actors.engine.protocol import Engine
 from actors.engine.registry import ENGINES, engine_config
 from actors.engine.server import EngineServer
 from actors.wire.channel import Identity
+from actors.wire.environment import identity_of_environment
 
 PARENT_CHECK_S = 0.25
 DRAIN_S = 2.0
@@ -68,12 +69,11 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError("--config must be a JSON object")
         engine_id = args.id or f"{args.role}-{uuid.uuid4().hex[:8]}"
         facts = {"engine_id": engine_id, "role": args.role}
+        me = identity_of_environment("engine", engine_id)
         engine = ENGINES[args.kind].make(engine_config(args.kind, facts, options, "--config"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"actors.engine.host: {error}", file=sys.stderr)
         return 2
-    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
-    me = Identity("engine", engine_id, secret)
     _run(serve(engine, me, args.listen, parent_pid))
     return 0
 

@@ -225,7 +225,7 @@ class EngineServer:
         self._ready_s = self._duty_since_s = self._active_since_s = asyncio.get_running_loop().time()
         self._started = _started(self.engine, began_s, time.time() - began_s)
         for address in self._listen_addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self._me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
         if self._peers is not None:

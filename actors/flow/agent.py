@@ -110,7 +110,7 @@ class FlowAgent:
     async def start(self, addresses: list[str]) -> None:
         """Listens on all `addresses` (`unix:/path`, `tcp:host:port`), and reports to the router if there is one."""
         for address in addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self.me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
         self._ordering.start()

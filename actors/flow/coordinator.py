@@ -43,7 +43,7 @@ class Coordinator:
     async def start(self, addresses: list[str]) -> None:
         """Listens on all `addresses`."""
         for address in addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self.me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
 

@@ -3,9 +3,9 @@
     python -m actors.flow.host --node n1 --knows n2 --listen unix:/run/flow.sock --config '{"policy": "mfs"}'
 
 The process prints one line `ready {...}` (the addresses as JSON) once it takes connections. It ends on SIGTERM, on
-SIGINT, or when the process that started it has gone. The wire secret is taken from the environment variable
-SLUICE_WIRE_SECRET; with an address over TCP there must be one. `--peer n2=unix:/other.sock` names the agent of another
-node, which must permit what leaves that node. With --coordinate it is the coordinator of the agents
+SIGINT, or when the process that started it has gone. Secret and certificates of the wire are those of the environment
+(`actors.wire.environment`); with an address over TCP there must be a secret. `--peer n2=unix:/other.sock` names the
+agent of another node, which must permit what leaves that node. With --coordinate it is the coordinator of the agents
 of several nodes, whose configurations name its address.
 """
 
@@ -28,6 +28,7 @@ from actors.flow.coordinator import Coordinator
 from actors.flow.directory import FixedDirectory
 from actors.options import from_options
 from actors.wire.channel import Identity
+from actors.wire.environment import identity_of_environment
 
 PARENT_CHECK_S = 0.25
 
@@ -68,24 +69,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--router", help="address of a router, for reports and changes of the policy")
     parser.add_argument("--config", default="{}", help="fields of AgentConfig as a JSON object")
     args = parser.parse_args(argv)
-    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+    kind: Literal["agent", "coordinator"] = "coordinator" if args.coordinate else "agent"
     try:
+        me = identity_of_environment(kind, f"{kind}-{uuid.uuid4().hex[:8]}")
         options = json.loads(args.config)
         if not isinstance(options, dict):
             raise ValueError("--config must be a JSON object")
         if bool(args.node) == args.coordinate:
             raise ValueError("give the agent's --node NAME, or --coordinate without one")
-        if secret is None and any(address.startswith("tcp:") for address in args.listen):
+        if me.secret is None and any(address.startswith("tcp:") for address in args.listen):
             raise ValueError("TCP needs a secret: set SLUICE_WIRE_SECRET, the same for all processes")
         if wrong := [peer for peer in args.peer if not all(peer.partition("="))]:
             raise ValueError(f"--peer {wrong[0]}: write NODE=ADDRESS")
         config = from_options(AgentConfig, options, "--config")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"actors.flow.host: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    kind: Literal["agent", "coordinator"] = "coordinator" if args.coordinate else "agent"
-    me = Identity(kind, f"{kind}-{uuid.uuid4().hex[:8]}", secret)
     uvloop.run(_serve(me, args, config, parent_pid))
     return 0
 

@@ -18,6 +18,7 @@ import msgspec
 from actors.wire.channel import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES, PING_S, SILENT_S, WireError
 from actors.wire.frames import DECODER, ENCODER, HEADER, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
+from actors.wire.unix import stranger
 
 RETRY_FIRST_S = 0.02
 RETRY_MOST_S = 1.0
@@ -123,6 +124,8 @@ class Line:
         self._nonce = secrets.token_bytes(16)
         self._heard_s = 0.0
         failed = self._socket.connect_ex(where)
+        if not failed and (user := stranger(self._socket)) is not None:
+            raise WireError(f"{self._peer.address} is a socket of user {user}")
         self._connecting = failed == errno.EINPROGRESS
         if failed and not self._connecting:
             raise OSError(failed, f"{self._peer.address}: {os.strerror(failed)}")

@@ -92,7 +92,7 @@ class Publisher:
     async def _is_anothers(self, addresses: tuple[str, ...]) -> bool:
         """Returns whether another living agent listens at the addresses."""
         try:
-            channel = await connect(addresses, lambda: Channel(self._me, _ignore))
+            channel = await connect(addresses, lambda: Channel(self._me, _ignore), self._me.tls)
         except (OSError, WireError):
             return False
         peer = channel.peer

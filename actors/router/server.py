@@ -152,7 +152,7 @@ class RouterServer:
         """
         prepare()
         for address in addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self.me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]

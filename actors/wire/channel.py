@@ -21,6 +21,7 @@ import asyncio
 import hmac
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from actors.loop_timeout import LoopTicks, LoopTimeout, Silence
 from actors.wire.frames import DECODER, ENCODER, HEADER, PeerKind, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
 from actors.wire.tcp import keep_alive, queued_bytes
+from actors.wire.tls import WireTls
+from actors.wire.unix import stranger
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,8 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too.
+    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too. With `tls` its
+    connections over TCP are encrypted, and the peer must have a certificate of the same authority.
 
     A router has a `generation`, higher than that of each router before it. Its peers tell one another of it, and leave
     a router that is not the latest. 0 stands for an unknown generation, and such a router is left alone. Generations of
@@ -95,9 +99,10 @@ class Identity:
 
     kind: PeerKind
     id: str
-    secret: bytes | None = None
+    secret: bytes | None = field(default=None, repr=False)
     generation: int = 0
     generations: Generations = field(default_factory=Generations, compare=False, repr=False)
+    tls: WireTls | None = field(default=None, compare=False, repr=False)
 
 
 class Channel(asyncio.Protocol):
@@ -231,7 +236,11 @@ class Channel(asyncio.Protocol):
         if self._close_reason is not None:
             transport.abort()  # type: ignore[attr-defined]
             return
-        keep_alive(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        if (user := stranger(connection)) is not None:
+            self.abort(f"the peer is a process of user {user}, and this one runs as {os.geteuid()}")
+            return
+        keep_alive(connection)
         self._handshake_timer = LoopTimeout(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
         self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce, self.me.generation)])
 

@@ -88,7 +88,7 @@ class Link:
             try:
                 addresses = await asyncio.wait_for(self._find(), find_s)
                 find_s = FIND_TIMEOUT_S
-                channel = await connect(addresses, self._new_channel)
+                channel = await connect(addresses, self._new_channel, self._me.tls)
             except TimeoutError:
                 # only `find` raises it: `connect` turns its own timeout into a ConnectionError
                 log.info("%s: not found within %g s; next try in %.2f s", self._name, find_s, backoff_s)

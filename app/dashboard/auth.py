@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
-from app.admin_key import KeyFile, KeyFileError
+from app.admin_key import KeyFile, KeyFileError, name_of_key
 from app.dashboard.refusal import Refusal
 
 Role = Literal["viewer", "admin"]
@@ -118,7 +118,7 @@ class Sessions:
             if scheme.lower() != "bearer":
                 raise Refusal(401, "send the key as `Authorization: Bearer KEY`")
             role = self.role_of_key(key.strip(), address)
-            return Who(role, f"key {_short(key.strip())} from {address}", None)
+            return Who(role, f"key {name_of_key(key.strip())} from {address}", None)
         if not cookie:
             raise Refusal(401, f"log in with a key: {self._keys.where()}")
         try:
@@ -128,15 +128,10 @@ class Sessions:
         held = next((one for one in self._keys.all() if hmac.compare_digest(self._digest(one), digest)), None)
         if held is None or self._keys.role_of(held) != role:
             raise Refusal(401, "the key of this login is not taken any more: log in again")
-        return Who(role, f"key {_short(held)} from {address}", self._token(number))
+        return Who(role, f"key {name_of_key(held)} from {address}", self._token(number))
 
     def _digest(self, key: str) -> str:
         return hmac.new(self._secret, b"key " + key.encode(), hashlib.sha256).hexdigest()[:32]
 
     def _token(self, number: str) -> str:
         return hmac.new(self._secret, b"csrf " + number.encode(), hashlib.sha256).hexdigest()[:32]
-
-
-def _short(key: str) -> str:
-    """Returns a name of a key for the audit log, from which it cannot be guessed unless it is a bad one."""
-    return hashlib.sha256(b"sluice audit " + key.encode("utf-8", "surrogateescape")).hexdigest()[:8]

@@ -61,7 +61,7 @@ class Observer:
     async def start(self, addresses: list[str]) -> None:
         """Listens at `addresses`, connects in the background, and begins to tell deltas."""
         for address in addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self._me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
         self._router.start()

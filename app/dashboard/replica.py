@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from starlette.routing import Route
 
 from actors import garbage, no_memory
-from actors.wire.channel import Identity
 from app.addresses import listen_addresses
 from app.admin_key import KeyFile, KeyFileError, keys_of_environment
 from app.api.extensions import ClassSlo
@@ -56,7 +55,7 @@ class DashboardReplica:
         router: Any,
     ) -> None:
         assert config.port is not None
-        me = Identity("observer", f"dashboard-{uuid.uuid4().hex[:8]}", wire.secret())
+        me = wire.identity("observer", f"dashboard-{uuid.uuid4().hex[:8]}")
         settings = Settings(
             host=config.host,
             port=config.port,

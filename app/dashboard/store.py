@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import psutil
 
-from app.user_folder import make_private
+from actors.private_folder import make_private
 from policies.routing.params import Number, Whole, check
 
 PLAN, RUN, SAMPLES, REQUESTS = "plan.yaml", "run.json", "samples.jsonl", "requests.jsonl"

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from actors.private_folder import make_private
 from app.dashboard.commands import MOST_ERROR_BYTES, Commands, drained, end, said, spawn
 from app.dashboard.store import RunError, RunsConfig
-from app.user_folder import make_private
 
 log = logging.getLogger("ray.serve.dashboard")
 

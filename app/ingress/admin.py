@@ -28,6 +28,7 @@ import orjson
 from app.admin_key import KeyFile, KeyFileError
 from app.api.errors import ApiError, bad_request
 from app.fleet.policy import policy_change
+from app.ingress.audit import Audit
 from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
 
@@ -58,15 +59,24 @@ class AdminApi:
         key_file: KeyFile | None,
         connections: IngressConnections,
         respond: Callable[[Reply, str, int, bytes, Headers], None],
+        audit: Audit | None = None,
     ) -> None:
+        self._audit = audit
         self._keys, self._key_file = keys, key_file
         self._connections, self._respond = connections, respond
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
-        """Hands a request below `PATH` to the router and answers it when the router does.
+        """Hands a request below `PATH` to the router and answers it when the router does. What was answered is audited.
 
         Raises ApiError if the request is not allowed or not understood.
         """
+        try:
+            self._ask(request, reply, request_id)
+        except ApiError as error:
+            self._note(request, request_id, error.status)
+            raise
+
+    def _ask(self, request: Request, reply: Reply, request_id: str) -> None:
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
         if (
@@ -85,6 +95,7 @@ class AdminApi:
         what, body = _question(name, rest, request)
 
         def answered(status: int, answer: bytes) -> None:
+            self._note(request, request_id, status)
             if status == 200:
                 self._respond(reply, request_id, 200, answer, [])
             else:
@@ -107,9 +118,20 @@ class AdminApi:
                 401, f"Administration needs one of the admin keys as bearer token: {where}.", code="admin_key"
             )
 
+    def require_mode(self, request: Request) -> None:
+        """Raises ApiError 401, which is audited, unless the request may carry `x-sluice-mode`."""
+        try:
+            self.require(request)
+        except ApiError as error:
+            self._note(request, "", error.status)
+            raise
+
+    def _note(self, request: Request, request_id: str, status: int) -> None:
+        if self._audit is not None:
+            self._audit.note(request, request_id, _token(request), status)
+
     def _has_one_of(self, keys: tuple[str, ...], request: Request) -> bool:
-        scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if scheme.lower() == b"bearer" else b""
+        given = _token(request)
         known = [hmac.compare_digest(given, key.encode()) for key in keys]
         return any(known)
 
@@ -125,6 +147,12 @@ class AdminApi:
             ), f"it is in the file {self._key_file.path} on the server's machine"
         except KeyFileError as error:
             return (), f"{error}; or set SLUICE_ADMIN_KEYS of the server"
+
+
+def _token(request: Request) -> bytes:
+    """Returns the bearer token of a request, or nothing without one."""
+    scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def method_not_allowed(request: Request, *allowed: str) -> ApiError:

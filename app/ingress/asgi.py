@@ -22,6 +22,7 @@ from app.fleet.figures import FleetCollector, Seen
 from app.ingress import access
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi, method_not_allowed
+from app.ingress.audit import Audit
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
@@ -59,7 +60,8 @@ class IngressApp:
 
     `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
     `/sluice/status` shows `metrics_port`, this replica's own port. `key_file` has the admin key if `config` has none.
-    With a `gate`, requests need an API key; whoever made the gate starts and stops it.
+    With a `gate`, requests need an API key; what administrators do is written to `audit`. Whoever made these two starts
+    and stops them.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class IngressApp:
         key_file: KeyFile | None = None,
         traces: "Traces | None" = None,
         gate: Gate | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.config = config
         self._gate = gate
@@ -89,7 +92,7 @@ class IngressApp:
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
         )
-        self._admin = AdminApi(config.admin_keys, key_file, connections, self._respond_json)
+        self._admin = AdminApi(config.admin_keys, key_file, connections, self._respond_json, audit)
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
@@ -225,9 +228,9 @@ class IngressApp:
     def _check(self, plan: Plan, request: Request, caller: Caller | None) -> None:
         self._intake.check(plan)
         if not plan.terms.tenant:
-            plan.unnamed = unnamed_tenant(plan.user, request.address, self.connections.salt)
+            plan.unnamed = unnamed_tenant(plan.user, request.address(), self.connections.salt)
         if plan.terms.mode is not None:
-            self._admin.require(request)
+            self._admin.require_mode(request)
         if caller is not None and self._gate is not None:
             self._gate.prepare(caller, plan)
 
@@ -392,8 +395,7 @@ class IngressApp:
         reply = AsgiReply(self.config.slow_client_bytes)
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        client = scope.get("client")
-        request = Request(scope["method"], path, headers, b"", "" if client is None else str(client[0]))
+        request = Request(scope["method"], path, headers, b"", partial(_address_of, scope))
         try:
             body = await self._read_body(headers, receive)
             if body is None:
@@ -427,6 +429,12 @@ class IngressApp:
                     return b"".join(parts)
         finally:
             memory.change(size, 0)
+
+
+def _address_of(scope: dict[str, Any]) -> str:
+    """Returns the address of an ASGI connection's client, or nothing if the server does not tell."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

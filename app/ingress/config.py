@@ -89,6 +89,15 @@ class IngressConfig:
     usage_log_bytes: Annotated[int, Whole(4096)] = 64 * 2**20
     """Bytes of a file of the usage log after which another one is begun."""
 
+    audit_log: str = ""
+    """Folder for the audit log of what administrators do. A served application has one in `audit-PORT` of its user's
+    folder, where nothing else is given; an empty name turns it off.
+    """
+    audit_log_bytes: Annotated[int, Whole(4096)] = 4 * 2**20
+    """Bytes of a file of the audit log after which another one is begun."""
+    audit_log_files: Annotated[int, Whole(0)] = 16
+    """Files of the audit log that are kept in its folder, those of all replicas of the node; 0: all."""
+
     def __post_init__(self) -> None:
         check(self, "ingress")
         if self.max_waiting_bytes < self.max_body_bytes:

@@ -7,6 +7,8 @@ and the code that counts it.
 Histograms are observed once per request and never per token.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 from prometheus_client import (
@@ -181,6 +183,12 @@ INGRESS: tuple[Metric, ...] = (
         "Lines of the usage log, by result: `written`, or `dropped` (the disk is slow, full or broken).",
         "result",
     ),
+    counter(
+        "sluice_audit_lines_total",
+        "lines",
+        "Lines of the audit log, by result: `written`, or `dropped` (the disk is slow, full or broken).",
+        "result",
+    ),
 )  # fmt: skip
 """Every metric that `IngressMetrics` holds."""
 
@@ -234,6 +242,7 @@ class IngressMetrics:
         self.key_file_loads = self._counter("sluice_key_file_loads_total")
         self.quota_store_errors = self._counter("sluice_quota_store_errors_total")
         self.usage_lines = self._counter("sluice_usage_lines_total")
+        self.audit_lines = self._counter("sluice_audit_lines_total")
 
     def bind(self, in_flight: Callable[[], float]) -> None:
         """Sets the source of `sluice_in_flight`; called once, when the application is put together."""
@@ -321,3 +330,15 @@ class IngressMetrics:
         made = LoopHistogram(name, metric.help, metric.labels, metric.buckets, self.registry)
         self._held.append((metric, made.series))
         return made
+
+
+def counting(counted: LoopCounter) -> Callable[[str, int], None]:
+    """Returns a function that adds a number to the series of `counted` with one label's value, from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def count(label: str, number: int) -> None:
+        # at the end of the process the loop may be closed, and nobody reads the metrics any more
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(counted.labels(label).inc, number)
+
+    return count

@@ -5,7 +5,6 @@ import importlib.metadata
 import logging
 import os
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from ray import serve
@@ -14,19 +13,20 @@ from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
-from actors.wire.channel import Identity
 from app.admin_key import KeyFile, keys_of_environment
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.ingress.asgi import IngressApp
+from app.ingress.audit import audit_of
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
-from app.ingress.metrics import IngressMetrics
+from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.metrics_port import MetricsPort, metrics_ports
 from app.ingress.tenants.gate import Gate
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import finder
+from app.user_folder import user_folder
 
 log = logging.getLogger("ray.serve")
 
@@ -81,7 +81,7 @@ class IngressReplica:
         router: Any,
         *engines: Any,
     ) -> None:
-        me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", wire.secret())
+        me = wire.identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}")
         logs.start("ingress")
         options = {
             "served_names": (model.served_name,),
@@ -89,6 +89,7 @@ class IngressReplica:
             "admin_keys": keys_of_environment(),
             "key_file": os.environ.get("SLUICE_KEY_FILE", ""),
             "quota_redis": os.environ.get("SLUICE_QUOTA_REDIS", ""),
+            "audit_log": str(user_folder() / f"audit-{group.port}"),
             **group.options,
             "replica_id": me.id,
             "replicas": group.replicas or 1,
@@ -102,8 +103,9 @@ class IngressReplica:
             log.info("ingress %s: the admin key is in %s", me.id, key_file.path)
         metrics = IngressMetrics(model.served_name)
         self._connections = IngressConnections(ingress, me, finder(router), metrics)
-        self._traces = traces_of_environment(count_in(metrics), "sluice-ingress", me.id)
+        self._traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", me.id)
         self._gate = Gate(ingress, metrics, self._connections.ingresses) if ingress.key_file else None
+        self._audit = audit_of(ingress, metrics)
         self._app = IngressApp(
             ingress,
             self._connections,
@@ -113,6 +115,7 @@ class IngressReplica:
             key_file,
             self._traces,
             self._gate,
+            self._audit,
         )
         if self._gate is not None:
             self._gate.start()
@@ -160,19 +163,12 @@ class IngressReplica:
             if getattr(self, "_gate", None) is not None:
                 assert self._gate is not None
                 await self._gate.stop()
+            if getattr(self, "_audit", None) is not None:
+                assert self._audit is not None
+                await self._audit.stop()
             if getattr(self, "_traces", None) is not None:
                 assert self._traces is not None
                 await asyncio.to_thread(self._traces.stop)
-
-
-def count_in(metrics: IngressMetrics) -> Callable[[str, int], None]:
-    """Returns a function that counts the results of traces, from any thread."""
-    loop = asyncio.get_running_loop()
-
-    def count(result: str, number: int) -> None:
-        loop.call_soon_threadsafe(metrics.traces.labels(result).inc, number)
-
-    return count
 
 
 async def until_ready(connections: IngressConnections, patience_s: float) -> None:

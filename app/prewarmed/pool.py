@@ -9,6 +9,7 @@ from pathlib import Path
 
 from actors.engine.cores import claimed, least_crowded
 from actors.environment import changeable
+from actors.private_folder import make_private
 from app.prewarmed.launcher import SUFFIX
 
 log = logging.getLogger("ray.serve")
@@ -59,7 +60,7 @@ class Pool:
         self._gone: list[subprocess.Popen[bytes]] = []
         self._taken = self._died = 0
         self._retry_s, self._not_before_s = RETRY_S[0], 0.0
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
 
     def look(self) -> Counts:
         """Notes which processes are ready, were taken or have died, makes one if one is missing, and returns the

@@ -49,8 +49,8 @@ from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
-from app.ingress.metrics import IngressMetrics
-from app.ingress.replica import READY_WAIT_S, count_in
+from app.ingress.metrics import IngressMetrics, counting
+from app.ingress.replica import READY_WAIT_S
 from app.ingress.tokenizer import WordCodec
 from app.serve import load
 from benchmarks.chaos.cuts import Cuts
@@ -206,7 +206,7 @@ class Application:
         metrics = IngressMetrics("sim")
         config = from_options(IngressConfig, options, "ingress.options")
         connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics)
-        traces = traces_of_environment(count_in(metrics), "sluice-ingress", replica_id)
+        traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", replica_id)
         app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"}, traces=traces)
         await connections.start()
         await connections.wait_ready(READY_WAIT_S)

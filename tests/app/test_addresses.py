@@ -45,12 +45,18 @@ def test_every_address_of_this_machine_can_be_read() -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_tcp_needs_a_secret_and_keeps_to_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tcp_needs_a_secret_and_a_ray_that_says_who_may_and_keeps_to_its_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wire = WireConfig(interface="10.1.0.0/16", ports="7600-7699")
     monkeypatch.delenv("SLUICE_WIRE_SECRET", raising=False)
     with pytest.raises(RuntimeError, match="SLUICE_WIRE_SECRET of every node"):
         addresses.listen_addresses(wire, "router")
     monkeypatch.setenv("SLUICE_WIRE_SECRET", "hush")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(RuntimeError, match="RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN"):
+        addresses.listen_addresses(wire, "router")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     unix, tcp = addresses.listen_addresses(wire, "router")
     assert unix.startswith("unix:")
     assert tcp == "tcp:10.1.0.5:7600-7699"

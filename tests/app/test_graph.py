@@ -137,6 +137,66 @@ def test_kuberay_has_a_pod_for_every_replica_and_ingresses_on_different_nodes() 
     assert of_kind("Service")["sluice"]["spec"]["selector"] == labels
 
 
+def test_kuberay_is_closed_by_default() -> None:
+    assert CLUSTER["authOptions"] == {"mode": "token"}
+    config = parse(yaml.safe_load(RAY_SERVICE["serveConfigV2"])["applications"][0]["args"])
+    certificates, keys = config.wire.tls_folder(), config.ingress.options["key_file"]
+    specs = {"head": CLUSTER["headGroupSpec"], **GROUPS}
+    for name, group in specs.items():
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(group)["volumeMounts"]}
+        volumes = {one["name"]: one["secret"] for one in group["template"]["spec"]["volumes"]}
+        assert set(mounts) == set(volumes) and mounts["wire-tls"] == certificates
+        assert all(volume["defaultMode"] == 0o440 for volume in volumes.values())
+        assert (mounts.get("keys") == str(Path(keys).parent)) == (name == "ingress")
+        assert group["template"]["metadata"]["labels"] == {"sluice.io/role": name}
+    policies = {name: one["spec"] for name, one in of_kind("NetworkPolicy").items()}
+    ours = {"matchExpressions": [{"key": "sluice.io/role", "operator": "Exists"}]}
+    # a pod that a policy selects is closed but for what policies open
+    assert policies["sluice-inside"] == {
+        "podSelector": ours,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": ours}]}],
+    }
+    opened = {
+        (spec["podSelector"]["matchLabels"].get("sluice.io/role"), port["port"])
+        for name, spec in policies.items()
+        for rule in spec["ingress"]
+        if name not in ("sluice-inside", "sluice-redis")
+        for port in rule["ports"]
+    }
+    serve_port = yaml.safe_load(RAY_SERVICE["serveConfigV2"])["http_options"]["port"]
+    metrics_port = config.ingress.metrics_port
+    assert opened == {
+        *(("ingress", port) for port in (config.ingress.port, metrics_port)),
+        *(("head", port) for port in (8265, 52365, serve_port)),
+    }
+    # nobody is let in by an address alone or by nothing
+    sources = [source for spec in policies.values() for rule in spec["ingress"] for source in rule["from"]]
+    assert sources and all(source["podSelector"] for source in sources)
+    redis = of_kind("StatefulSet")["sluice-redis"]["spec"]["template"]["metadata"]["labels"]
+    assert policies["sluice-redis"]["podSelector"]["matchLabels"] == redis
+
+
+def test_several_nodes_are_closed_by_default() -> None:
+    schema = yaml.safe_load((DEPLOY / "multi-node.yaml").read_text())
+    config = parse(schema["applications"][0]["args"])
+    assert schema["http_options"]["host"] == "127.0.0.1"
+    assert config.wire.interface and config.wire.tls_folder()
+    assert config.ingress.options["key_file"] and config.ingress.tls_cert and config.ingress.tls_key
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in DEPLOY.glob("*.yaml")))
+def test_a_shipped_file_opens_no_port_of_serve_to_other_hosts(file: str) -> None:
+    for document in yaml.safe_load_all((DEPLOY / file).read_text()):
+        # Kubernetes has policies for that: see above
+        if "http_options" in document:
+            assert document["http_options"].get("host", "127.0.0.1") == "127.0.0.1"
+            args = document["applications"][0]["args"]
+            config = parse(args)
+            open_to_others = config.ingress.host not in ("127.0.0.1", "localhost", "::1")
+            assert not open_to_others or config.ingress.options.get("key_file")
+
+
 def test_kuberay_drains_a_pod_within_its_grace_period() -> None:
     config = parse(yaml.safe_load(RAY_SERVICE["serveConfigV2"])["applications"][0]["args"])
     drains_s = {group.name: group.drain_s for group in config.engines}

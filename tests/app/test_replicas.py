@@ -1,19 +1,27 @@
 """The replicas: workers find the wire's secret, and generations of routers rise whoever starts meanwhile."""
 
+import os
+
 import pytest
 
+from actors.wire.environment import hand_down
 from app import replicas
 from app.config import WireConfig
 
 
-def test_workers_find_the_secret_of_another_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_find_the_secret_of_another_variable_and_the_certificates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OTHER_SECRET", "hush")
     monkeypatch.setenv("SLUICE_WIRE_SECRET", "of another application")
-    replicas.hand_down_secret(WireConfig(secret_env="OTHER_SECRET"))
-    assert replicas.os.environ["SLUICE_WIRE_SECRET"] == "hush"
+    monkeypatch.delenv("SLUICE_WIRE_TLS", raising=False)
+    wire = WireConfig(secret_env="OTHER_SECRET", tls="/etc/certificates")
+    hand_down(wire.secret(), wire.tls_folder())
+    assert os.environ["SLUICE_WIRE_SECRET"] == "hush" and os.environ["SLUICE_WIRE_TLS"] == "/etc/certificates"
+    assert (wire.tls_folder(), WireConfig().tls_folder()) == ("/etc/certificates", "/etc/certificates")
     monkeypatch.delenv("OTHER_SECRET")
-    replicas.hand_down_secret(WireConfig(secret_env="OTHER_SECRET"))
-    assert "SLUICE_WIRE_SECRET" not in replicas.os.environ
+    hand_down(WireConfig(secret_env="OTHER_SECRET").secret(), None)
+    assert "SLUICE_WIRE_SECRET" not in os.environ and "SLUICE_WIRE_TLS" not in os.environ
 
 
 class Store:

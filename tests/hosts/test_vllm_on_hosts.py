@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.hosts.network import Host
 from tests.hosts.checks import grow, needs_hosts
-from tests.hosts.cluster import FIRST_PORT, LAST_PORT, Cluster, HostsApp, cluster
+from tests.hosts.cluster import FIRST_PORT, LAST_PORT, Cluster, HostsApp, cluster, without_files
 from tests.hosts.load import load
 from tests.live.serving import PATIENCE_S
 from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES
@@ -29,6 +29,7 @@ QUESTION = {"prompt": "The capital of France is", "max_tokens": 12, "temperature
 def one_of_each(args: dict[str, Any]) -> None:
     """Makes deploy/multi-node.yaml small: SmolLM2-135M on CPUs, a prefill engine on the head, a decode engine away."""
     args["model"] = {"path": "smollm2-135m-instruct"}
+    without_files(args)
     args["wire"]["ports"] = f"{FIRST_PORT}-{LAST_PORT}"
     args["ingress"]["replicas"] = 1
     for group in args["engines"]:

@@ -153,7 +153,7 @@ class Puller:
                 self._lost(peer, reason)
 
         try:
-            channel = await connect(addresses, new_channel)
+            channel = await connect(addresses, new_channel, me.tls)
         except MemoryError:
             no_memory.end()
         except (OSError, WireError) as error:

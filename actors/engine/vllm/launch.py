@@ -48,7 +48,7 @@ from actors.engine.weights.ahead import read_ahead
 from actors.engine.weights.exchange import ExchangeConfig, WeightsExchange
 from actors.engine.weights.reader import FlowSettings
 from actors.telemetry.environment import traces_endpoint
-from actors.wire.channel import Identity
+from actors.wire.environment import identity_of_environment
 from actors.wire.messages import KV_EVENTS, EngineInfo
 
 log = logging.getLogger(__name__)
@@ -156,10 +156,9 @@ def exchange_of(config: VllmEngineConfig) -> WeightsExchange | None:
     """
     if config.weights_from == "disk":
         return None
-    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
     flow = FlowSettings(config.flow_agent, config.flow_node or config.side_channel_host, config.flow_silent_s)
     return WeightsExchange(
-        Identity("engine", config.engine_id, secret),
+        identity_of_environment("engine", config.engine_id),
         ExchangeConfig(
             folder=Path(config.model),
             listen=config.weights_listen,

@@ -33,7 +33,7 @@ async def find_sources(me: Identity, router: Find, node: str, model: str) -> tup
     try:
         async with asyncio.timeout(FIND_S):
             addresses = await router()
-            channel = await connect(addresses, lambda: Channel(me, took, None, closed))
+            channel = await connect(addresses, lambda: Channel(me, took, None, closed), me.tls)
             channel.send(FindWeights(node, model))
             return (await answer).sources
     except Exception as error:

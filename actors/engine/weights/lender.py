@@ -112,7 +112,7 @@ class Lender:
     async def start(self, addresses: tuple[str, ...]) -> None:
         """Listens. Raises OSError if an address is taken."""
         for address in addresses:
-            server, bound = await listen(address, self._new_channel)
+            server, bound = await listen(address, self._new_channel, self._me.tls)
             self._servers.append(server)
             self.addresses += (bound,)
         self._tick = asyncio.create_task(self._look(), name="readers of weights")

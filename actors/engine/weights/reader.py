@@ -104,7 +104,7 @@ class Link:
         """Connects. Raises OSError, WireError, or NoWeights if that takes too long."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                self.channel = await connect(addresses, self._new_channel)
+                self.channel = await connect(addresses, self._new_channel, self._me.tls)
         except TimeoutError:
             raise NoWeights(f"no connection within {ANSWER_S:g} s") from None
 

@@ -84,7 +84,6 @@ class FastHttpProtocol(asyncio.Protocol):
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
-        self._address = ""
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, HttpReply]] = deque()
         self._current: HttpReply | None = None
@@ -110,9 +109,6 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        peer = transport.get_extra_info("peername")
-        # of a Unix socket it is a path, mostly an empty one
-        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
         connections = self._server.connections
         connections.add(self)
         more = len(connections) - self._max_connections
@@ -212,6 +208,11 @@ class FastHttpProtocol(asyncio.Protocol):
             if not self._unread and self.transport is not None:
                 self._unread = True
                 self.transport.pause_reading()
+
+    def _address(self) -> str:
+        """Returns the address of the client; empty for one that has gone, or on a unix socket."""
+        peer = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _check_length(self, n_bytes: int) -> None:
         if n_bytes > self._max_body_bytes:

@@ -20,15 +20,15 @@ GONE_SLOW = "client reads too slowly"
 class Request:
     """One HTTP request with its whole body.
 
-    `headers` has lower-case names; of headers with equal names it keeps the last. `address` is that of the client, or
-    of the proxy in front of it ("": not known).
+    `headers` has lower-case names; of headers with equal names it keeps the last. `address` returns that of
+    whoever has opened the connection, which may be a proxy; empty if it is unknown.
     """
 
     method: str
     path: str
     headers: dict[bytes, bytes]
     body: bytes
-    address: str = ""
+    address: Callable[[], str] = str
 
 
 class Reply(Protocol):

@@ -8,7 +8,6 @@ Everything runs in the event loop, but for the reading of the key file and the w
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from app.api.plan import Plan
 from app.ingress.config import IngressConfig
 from app.ingress.http.reply import Headers, Request
 from app.ingress.intake import Prompts
-from app.ingress.metrics import IngressMetrics
+from app.ingress.line_log import LineLog
+from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.tenants.answers import headers_of, limited, no_key, wrong_key
 from app.ingress.tenants.key_file import Watch, read
 from app.ingress.tenants.keys import Found, KeyBook
 from app.ingress.tenants.labels import TenantLabels
 from app.ingress.tenants.ledger import Ledger, Limits, Meters, Need, Refusal, Reservation
 from app.ingress.tenants.shared_ledger import SharedLedger, SharedReservation, StoreDownError
-from app.ingress.tenants.usage_log import UsageLog
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +123,10 @@ class Gate:
         self._store_down_until_s: float | None = None
         self._store_error: str | None = None
         self._settling: set[asyncio.Task[None]] = set()
-        self._usage: UsageLog | None = None
+        self._usage: LineLog | None = None
         if config.usage_log:
-            self._usage = UsageLog(
-                Path(config.usage_log), config.replica_id, config.usage_log_bytes, _count_in(metrics)
-            )
+            folder, count = Path(config.usage_log), counting(metrics.usage_lines)
+            self._usage = LineLog("usage", folder, config.replica_id, config.usage_log_bytes, count)
         self._callers: dict[str, Caller] = {}
         # those of callers before the last change of the file
         self._answer_tokens: dict[str, float] = {}
@@ -329,18 +327,6 @@ class Gate:
         self._store_error = self._store_down_until_s = None
 
 
-def _count_in(metrics: IngressMetrics) -> Callable[[str, int], None]:
-    """Returns a function that counts lines of the usage log, from any thread."""
-    loop = asyncio.get_running_loop()
-
-    def count(result: str, lines: int) -> None:
-        # at the end of the process the loop may be closed, and nobody reads the metrics any more
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(metrics.usage_lines.labels(result).inc, lines)
-
-    return count
-
-
 def need_of(caller: Caller, plan: Plan, prompts: Prompts) -> Need:
     """Returns the most that a request may use. Where it names no `max_tokens`, its answers are held to be as long as
     those of its key before, and so it may use more.
@@ -354,6 +340,14 @@ def need_of(caller: Caller, plan: Plan, prompts: Prompts) -> Need:
 
 
 def _line(caller: Caller, used: Used) -> dict[str, Any]:
+    """Returns the line of the usage log for a request that was answered, of which a bill can be made:
+
+        {"time": 1798761600.123, "key": "k3f9a01bc42d7", "tenant": "acme", "request_id": "cmpl-...", "client_id": "",
+         "path": "/v1/completions", "model": "tiny", "class": "standard", "status": 200, "choices": 1,
+         "prompt_tokens": 12, "cached_tokens": 0, "completion_tokens": 4, "seconds": 0.512}
+
+    No file of this log is ever removed: whoever makes the bills collects those that are complete.
+    """
     return {
         "time": round(time.time(), 3),
         "key": caller.key_id,

@@ -23,8 +23,10 @@ from actors.telemetry.traces import Traces
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect, listen
+from actors.wire.tls import WireTls
 from app.admin_key import KeyFile
 from app.ingress.asgi import IngressApp
+from app.ingress.audit import audit_of
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
@@ -38,6 +40,7 @@ MODEL = "tiny"
 ADMIN_KEY = "the key of the rig"
 """The admin key of a rig whose configuration has none; its client sends it with every request."""
 VOCAB = 1000
+SECRET = b"the secret of the rig"
 
 
 async def until(condition: Callable[[], object], what: str = "the condition") -> None:
@@ -227,16 +230,22 @@ class Rig:
         return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+def member(kind: Any, name: str, tls: WireTls | None) -> Identity:
+    """A process of the rig. Those with certificates have a secret, too, as over TCP they must."""
+    return Identity(kind, name, None if tls is None else SECRET, tls=tls)
+
+
 def make_router(
     directory: Path,
     network: RouterNetwork | None = None,
     decisions: DecisionTraces | None = None,
+    tls: WireTls | None = None,
     **dispatch: Any,
 ) -> RouterServer:
     policy = JoinShortestQueue()
     dispatcher = Dispatcher(DispatchConfig(**{"status_stale_s": 3600.0} | dispatch), policy, policy)
     return RouterServer(
-        Identity("router", "r"), dispatcher, engine_grace_s=0.2, network=network, traces=decisions
+        member("router", "r", tls), dispatcher, engine_grace_s=0.2, network=network, traces=decisions
     )
 
 
@@ -251,13 +260,14 @@ async def rig(
     codec: TextCodec | None = None,
     traces: Traces | None = None,
     decisions: DecisionTraces | None = None,
+    tls: WireTls | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
-    """Everything up and ready; all of it stopped at the end."""
+    """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it."""
     for engine in engines:
         engine.peers = [other for other in engines if other is not engine]
-    router = make_router(directory, network, decisions, **dispatch)
-    await router.start([f"unix:{directory}/router.sock"])
+    router = make_router(directory, network, decisions, tls, **dispatch)
+    await router.start([f"unix:{directory}/router.sock" if tls is None else "tcp:127.0.0.1:0"])
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
     if key_file is None and not config.admin_keys:
         config = replace(config, admin_keys=(ADMIN_KEY,))
@@ -266,10 +276,11 @@ async def rig(
     async def find() -> tuple[str, ...]:
         return router.addresses
 
-    connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
+    connections = IngressConnections(config, member("ingress", config.replica_id, tls), find, metrics)
     words = codec or WordCodec(VOCAB)
     gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
-    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces, gate)
+    audit = audit_of(config, metrics)
+    app = IngressApp(config, connections, words, metrics, {"version": "0.0"}, key_file, traces, gate, audit)
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
@@ -294,6 +305,8 @@ async def rig(
         await router.stop()
         if gate is not None:
             await gate.stop()
+        if audit is not None:
+            await audit.stop()
 
 
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:

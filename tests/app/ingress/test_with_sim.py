@@ -36,8 +36,10 @@ class Sim:
         facts = {"engine_id": name, "role": role}
         config = engine_config("sim", facts, {"max_model_len": 512, "kv_blocks": 512, **options})
         engine = ENGINES["sim"].make(config)
-        me = Identity("engine", name)
-        server = EngineServer(engine, me, [f"unix:{directory}/{name}.sock"], node="local", duty=duty)
+        router = made.router.me
+        me = Identity("engine", name, router.secret, tls=router.tls)
+        address = f"unix:{directory}/{name}.sock" if router.tls is None else "tcp:127.0.0.1:0"
+        server = EngineServer(engine, me, [address], node="local", duty=duty)
         await server.start()
 
         async def find() -> tuple[str, ...]:

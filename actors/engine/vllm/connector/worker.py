@@ -28,6 +28,7 @@ from actors.engine.vllm.flow import FlowThread
 from actors.flow.chunks import FLOOR_BYTES_PER_S
 from actors.flow.client import ReadsClient
 from actors.flow.reader import SILENT_S, ReaderConfig
+from actors.wire.environment import secret_of_environment
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -101,9 +102,10 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._checks = ReadChecks(nixl, backends, GenerationProbe(nixl, backends))
         super().register_kv_caches(kv_caches)
         name = f"{self.engine_id}/{self.tp_rank}"
-        secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
         silent_s = float(self.kv_transfer_config.get_from_extra_config("flow_silent_s", SILENT_S))
-        client = ReadsClient(self._flow_agent, self._node, name, secret, ReaderConfig(silent_s))
+        client = ReadsClient(
+            self._flow_agent, self._node, name, secret_of_environment(), ReaderConfig(silent_s)
+        )
         self._reads = FlowThread(
             self._checks, client, name, scheduled=bool(self._flow_agent), begin=self._use_device
         )

@@ -1,4 +1,4 @@
-"""The usage log: every line once and whole, in files of a bounded size, and no waiting for a disk that hangs."""
+"""A log of JSON lines: every line once and whole, in files of a bounded size, and no waiting for a disk that hangs."""
 
 import json
 import threading
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.ingress.tenants import usage_log
-from app.ingress.tenants.usage_log import UsageLog
+from app.ingress import line_log
+from app.ingress.line_log import LineLog
 
 
 def texts(folder: Path) -> list[str]:
@@ -25,7 +25,9 @@ def lines(folder: Path) -> list[int]:
 
 async def test_lines_come_in_order_into_files_of_a_bounded_size(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    log = UsageLog(tmp_path / "usage", "i0", 100, lambda result, number: counts.update({result: number}))
+    log = LineLog(
+        "usage", tmp_path / "usage", "i0", 100, lambda result, number: counts.update({result: number})
+    )
     for n in range(500):
         log.add({"n": n})
     await log.stop()
@@ -40,18 +42,18 @@ async def test_lines_come_in_order_into_files_of_a_bounded_size(tmp_path: Path) 
 async def test_a_disk_that_hangs_delays_nobody_and_the_dropped_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage_log, "MAX_WAITING", 10)
+    monkeypatch.setattr(line_log, "MAX_WAITING", 10)
     goes_on, writes = threading.Event(), threading.Event()
-    write = usage_log._write_all
+    write = line_log._write_all
 
     def slow(file: int, data: bytes) -> None:
         writes.set()
         goes_on.wait()
         write(file, data)
 
-    monkeypatch.setattr(usage_log, "_write_all", slow)
+    monkeypatch.setattr(line_log, "_write_all", slow)
     counts: Counter[str] = Counter()
-    log = UsageLog(tmp_path, "i0", 10**6, lambda result, number: counts.update({result: number}))
+    log = LineLog("usage", tmp_path, "i0", 10**6, lambda result, number: counts.update({result: number}))
     log.add({"n": 0})
     writes.wait()
     for n in range(1, 16):
@@ -66,7 +68,7 @@ async def test_a_disk_that_hangs_delays_nobody_and_the_dropped_are_counted(
 async def test_after_an_error_lines_go_into_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, fails = usage_log._write_all, threading.Event()
+    write, fails = line_log._write_all, threading.Event()
 
     def torn(file: int, data: bytes) -> None:
         if fails.is_set():
@@ -74,7 +76,7 @@ async def test_after_an_error_lines_go_into_another_file(
             raise OSError(28, "No space left on device")
         write(file, data)
 
-    monkeypatch.setattr(usage_log, "_write_all", torn)
+    monkeypatch.setattr(line_log, "_write_all", torn)
     counts: Counter[str] = Counter()
     written = threading.Event()
 
@@ -82,7 +84,7 @@ async def test_after_an_error_lines_go_into_another_file(
         counts.update({result: number})
         written.set()
 
-    log = UsageLog(tmp_path, "i0", 10**6, count)
+    log = LineLog("usage", tmp_path, "i0", 10**6, count)
     for n in range(3):
         if n == 1:
             fails.set()
@@ -100,16 +102,16 @@ async def test_after_an_error_lines_go_into_another_file(
 async def test_what_still_waits_when_the_process_ends_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage_log, "STOP_S", 0.05)
+    monkeypatch.setattr(line_log, "STOP_S", 0.05)
     goes_on, writes = threading.Event(), threading.Event()
 
     def hangs(file: int, data: bytes) -> None:
         writes.set()
         goes_on.wait()
 
-    monkeypatch.setattr(usage_log, "_write_all", hangs)
+    monkeypatch.setattr(line_log, "_write_all", hangs)
     counts: Counter[str] = Counter()
-    log = UsageLog(tmp_path, "i0", 10**6, lambda result, number: counts.update({result: number}))
+    log = LineLog("usage", tmp_path, "i0", 10**6, lambda result, number: counts.update({result: number}))
     log.add({"n": 0})
     writes.wait()
     log.add({"n": 1})

@@ -1,12 +1,8 @@
-"""The usage log, of which a bill can be made: one JSON line for each answered request, in files that only grow.
-
-    {"time": 1798761600.123, "key": "k3f9a01bc42d7", "tenant": "acme", "request_id": "cmpl-...", "client_id": "",
-     "path": "/v1/completions", "model": "tiny", "class": "standard", "status": 200, "choices": 1,
-     "prompt_tokens": 12, "cached_tokens": 0, "completion_tokens": 4, "seconds": 0.512}
+"""A log of JSON lines in files that only grow: the usage log (`app.ingress.tenants.gate`) and the audit log
+(`app.ingress.audit`) are such logs.
 
 Lines are written by a thread of the log's own, so a slow disk delays no answer; beyond `MAX_WAITING` waiting lines new
 ones are dropped and counted. Each process writes its own files, and begins another one after `max_bytes` or an error.
-No file is ever removed here: whoever makes the bills collects those that are complete.
 """
 
 import logging
@@ -15,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -29,21 +25,34 @@ STOP_S = 5.0
 """Seconds that the disk has for the last lines when the process ends."""
 
 
-class UsageLog:
+class LineLog:
     """The log of one process, in `folder`. The constructor raises OSError if the folder cannot be made.
 
-    `count(result, lines)` learns of lines that were "written" or "dropped", from any thread.
+    `count(result, lines)` learns of lines that were "written" or "dropped", from any thread. When a file is begun, the
+    oldest of this kind in the folder are removed until there are `most_files`, those of other processes among them;
+    without a number no file is ever removed.
     """
 
     def __init__(
-        self, folder: Path, name: str, max_bytes: int, count: Callable[[str, int], None] = lambda *_: None
+        self,
+        kind: Literal["usage", "audit"],
+        folder: Path,
+        name: str,
+        max_bytes: int,
+        count: Callable[[str, int], None] = lambda *_: None,
+        most_files: int | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        self._folder, self._name, self._max_bytes = folder, f"usage-{name}-{started}-{os.getpid()}", max_bytes
+        self._folder, self._name, self._max_bytes = (
+            folder,
+            f"{kind}-{name}-{started}-{os.getpid()}",
+            max_bytes,
+        )
+        self._kind, self._most_files = kind, most_files
         self._waiting: deque[dict[str, Any]] = deque()
         self._posted = False
-        self._thread = WorkerThread("usage log")
+        self._thread = WorkerThread(f"{kind} log")
         self._file: int | None = None
         self._bytes = self._files = 0
         self._count = count
@@ -63,11 +72,16 @@ class UsageLog:
         try:
             ended = await self._thread.end(self._close, STOP_S)
         except OSError:
-            log.exception("the usage log in %s could not be closed", self._folder)
+            log.exception("the %s log in %s could not be closed", self._kind, self._folder)
             ended = True
         if not ended or self._waiting:
             self._count("dropped", len(self._waiting))
-            log.error("the usage log in %s ends without its last %d lines", self._folder, len(self._waiting))
+            log.error(
+                "the %s log in %s ends without its last %d lines",
+                self._kind,
+                self._folder,
+                len(self._waiting),
+            )
 
     def _write(self) -> None:
         """Writes what waits; called in the thread."""
@@ -88,7 +102,7 @@ class UsageLog:
         except OSError as error:
             lost = len(lines) - at
             self._count("dropped", lost)
-            log.error("%d lines of the usage log in %s are lost: %s", lost, self._folder, error)
+            log.error("%d lines of the %s log in %s are lost: %s", lost, self._kind, self._folder, error)
             # the last line may be torn, and nothing may follow it
             self._close_file()
 
@@ -103,7 +117,15 @@ class UsageLog:
                 path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             self._bytes = 0
+            self._remove_oldest()
         return self._file, self._max_bytes - self._bytes
+
+    def _remove_oldest(self) -> None:
+        if self._most_files is None:
+            return
+        files = sorted(self._folder.glob(f"{self._kind}-*.jsonl"), key=_last_written)
+        for path in files[: -self._most_files]:
+            path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         self._write()
@@ -113,6 +135,15 @@ class UsageLog:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
+
+
+def _last_written(path: Path) -> tuple[float, str]:
+    """Returns when a file was last written, in Unix seconds, and its name: files by it are in order of their ends."""
+    try:
+        return path.stat().st_mtime, path.name
+    except FileNotFoundError:
+        # another process removes files, too
+        return 0.0, path.name
 
 
 def _joined(lines: list[dict[str, Any]], room: int) -> tuple[bytes, int]:

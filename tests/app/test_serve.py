@@ -1,0 +1,43 @@
+"""Configurations that `make serve` refuses, because Serve's own port would give away what the ingress protects."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from actors.options import ConfigError
+from app.serve import load
+
+ARGS: dict[str, Any] = {
+    "model": {"path": "sim"},
+    "engines": [{"name": "c", "role": "colocated", "kind": "sim"}],
+    "ingress": {"tls_cert": "cert.pem", "tls_key": "key.pem"},
+}
+TLS = {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}
+
+
+def config(folder: Path, http: dict[str, Any] | None, args: dict[str, Any]) -> str:
+    file = folder / "serve.yaml"
+    schema = {"applications": [{"name": "sluice", "import_path": "app.graph:build", "args": args}]}
+    file.write_text(yaml.safe_dump(schema if http is None else schema | {"http_options": http}))
+    return str(file)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1"])
+def test_serves_own_port_is_not_open_in_plain_http_beside_an_ingress_with_tls(
+    tmp_path: Path, host: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"http_options.host is {host}.*set it to 127\.0\.0\.1, or give"):
+        load(config(tmp_path, {"host": host, "port": 8001}, ARGS))
+
+
+@pytest.mark.parametrize(
+    "http", [None, {"port": 8001}, {"host": "127.0.0.1"}, {"host": "localhost"}, {"host": "0.0.0.0"} | TLS]
+)
+def test_it_may_be_on_loopback_or_speak_tls(tmp_path: Path, http: dict[str, Any] | None) -> None:
+    load(config(tmp_path, http, ARGS))
+
+
+def test_without_tls_at_the_ingress_there_is_nothing_to_keep(tmp_path: Path) -> None:
+    load(config(tmp_path, {"host": "0.0.0.0"}, ARGS | {"ingress": {}}))
