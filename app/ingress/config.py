@@ -24,6 +24,18 @@ class IngressConfig:
     """Connections of clients at once on one port; others are answered with 503. Twice `max_in_flight`, because clients
     keep connections that they do not use.
     """
+    max_connections_per_address: Annotated[int, Whole(1)] = 4096
+    """Connections at once from one address (IPv6: from one /64) on one port; others are answered with 503. As many as
+    `max_in_flight`, because all requests come from one address where a proxy is in front.
+    """
+    max_unread_bytes: Annotated[int, Whole(1024)] = 256 * 2**20
+    """Bytes of answers that clients have not read, over all connections of one port; beyond it the connections with
+    the most of them are cut.
+    """
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names that the Host header may have, beside addresses and local names; "*" stands for all. Without it all names
+    may ask, but on a loopback address none: a web page could give itself the name of that address (DNS rebinding).
+    """
     max_in_flight: Annotated[int, Whole(1)] = 4096
     """Requests under way at once; each may hold several sequences."""
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0

@@ -19,7 +19,10 @@ import uvicorn
 
 from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
-from app.ingress.http.protocol import FastHttpProtocol
+from app.ingress.http.crowd import Crowd
+from app.ingress.http.hosts import permits
+from app.ingress.http.memory import SharedBytes
+from app.ingress.http.protocol import Bounds, FastHttpProtocol, cut_slow
 from app.ingress.http.reply import Reply, Request
 from app.listening import bound_socket, uvicorn_config, uvicorn_server
 
@@ -83,20 +86,29 @@ class Listener:
         config = self._config
         sock = self._socket = bound_socket(config.host, config.port, config.reuse_port)
         self.port = sock.getsockname()[1]
-        max_connections = _affordable(self._app.config.max_connections)
+        permitted = permits(config.host, self._app.config.allowed_hosts)
+        limits, refused = self._app.config, self._app.metrics.listener_refused
+        max_connections = _affordable(limits.max_connections)
         fast_protocol = partial(
             FastHttpProtocol,
             dispatch=self._dispatch,
-            max_body_bytes=self._app.config.max_body_bytes,
-            slow_client_bytes=self._app.config.slow_client_bytes,
-            memory=self._app.request_memory,
-            max_connections=max_connections,
-            observed=OBSERVED,
-            refused=self._app.metrics.listener_refused,
+            bounds=Bounds(
+                max_body_bytes=limits.max_body_bytes,
+                slow_client_bytes=limits.slow_client_bytes,
+                memory=self._app.request_memory,
+                unread=SharedBytes(limits.max_unread_bytes, cut_slow),
+                crowd=Crowd(
+                    max_connections, min(max_connections, limits.max_connections_per_address), refused
+                ),
+                observed=OBSERVED,
+                permits=permitted,
+                admit=self._app.admit_head,
+                refused=refused,
+            ),
         )
         self._app.transport = "fast" if config.fast else "plain"
         settings = uvicorn_config(
-            self._app,
+            partial(self._app, permits=permitted),
             config.tls_cert,
             config.tls_key,
             http=fast_protocol if config.fast else "auto",
