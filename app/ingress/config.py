@@ -32,6 +32,14 @@ class IngressConfig:
     """Bytes of answers that clients have not read, over all connections of one port; beyond it the connections with
     the most of them are cut.
     """
+    max_answer_bytes: Annotated[int, Whole(1024)] = 2**30
+    """Bytes that the log probabilities of answers which are not streamed take until the answers are complete, over all
+    requests; beyond it the largest answers fail.
+    """
+    sse_keep_alive_s: Annotated[float, Number(above=0, unit="s")] | None = None
+    """Seconds of silence after which a stream gets a comment, so that no proxy takes it for dead. A stream in the queue
+    then has its status (200) before its first token, and a later refusal comes as an event. Without it none is sent.
+    """
     allowed_hosts: tuple[str, ...] | None = None
     """Names that the Host header may have, beside addresses and local names; "*" stands for all. Without it all names
     may ask, but on a loopback address none: a web page could give itself the name of that address (DNS rebinding).

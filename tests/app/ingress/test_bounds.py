@@ -38,6 +38,11 @@ class Client:
     def send(self, data: bytes) -> None:
         self._writer.write(data)
 
+    async def pause(self) -> None:
+        """Lets the server read what was sent so far."""
+        await self._writer.drain()
+        await asyncio.sleep(0)
+
     @property
     def unsent_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
