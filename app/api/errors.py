@@ -59,7 +59,7 @@ class ApiError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns the headers beside the content type; Retry-After is in whole seconds, rounded up."""
         headers = list(self.more_headers)
-        if self.retry_after_s is not None:
+        if self.retry_after_s is not None and math.isfinite(self.retry_after_s):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))

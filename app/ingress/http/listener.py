@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 
+ACCEPTED_AT_ONCE = 16
+"""Connections that asyncio accepts before it serves others. Where the process may open no more files, Python 3.11
+tries, logs and plans another try for each of them, every second. (uvloop accepts and closes instead.)
+"""
+
 FLUSH_S = 3.0
 """Seconds that clients get to read the ends of their answers when the listener stops. ASSUMPTION: a client that reads
 at all reads some hundred kB in that time.
@@ -112,7 +117,7 @@ class Listener:
             config.tls_cert,
             config.tls_key,
             http=fast_protocol if config.fast else "auto",
-            backlog=config.backlog,
+            backlog=min(config.backlog, ACCEPTED_AT_ONCE),
             timeout_keep_alive=int(config.keep_alive_s),
             # uvicorn's own protocol counts the new connection, too
             limit_concurrency=max_connections + 1,
@@ -120,6 +125,8 @@ class Listener:
         server = uvicorn_server(settings)
         await server.on_tick(0)
         await server.startup([sock])
+        # the kernel's queue is longer than what is accepted at once
+        sock.listen(config.backlog)
         garbage.settle()
         no_memory.watch()
         self._server = server

@@ -1,4 +1,4 @@
-"""A listener whose process may open no more files: it sheds connections, uses no CPU for it, and serves on afterwards."""
+"""A listener whose process may open no more files: it sheds connections without a flood, and serves on afterwards."""
 
 import json
 import subprocess
@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from app.ingress.http.listener import ACCEPTED_AT_ONCE
+
 SCRIPT = """
-import asyncio, json, os, resource, socket, sys, tempfile, time
+import asyncio, json, os, resource, socket, sys, tempfile
 from pathlib import Path
 from app.ingress.http import listener
 from tests.app.ingress.rig import pair, raw, rig
@@ -49,14 +51,12 @@ async def main():
                     client.connect(("127.0.0.1", port))
                 except BlockingIOError:
                     pass
-            used_s = time.process_time()
-            await asyncio.sleep(2.0)
-            used_s = time.process_time() - used_s
+            await asyncio.sleep(3.0)
             for client in clients:
                 client.close()
             for one in filler:
                 os.close(one)
-            print(json.dumps({"before": before, "used_s": used_s, "after": await answered(port)}))
+            print(json.dumps({"before": before, "after": await answered(port)}))
             # what was made before still works
             answer = await made.client.post("/v1/chat/completions", json=made.chat())
             print(json.dumps({"status": answer.status_code}))
@@ -78,6 +78,6 @@ def test_without_a_file_for_it_a_connection_is_shed(loop: str) -> None:
     first, second = map(json.loads, ran.stdout.splitlines())
     assert first["before"]
     assert first["after"]
-    # a loop that spins uses all of the two seconds
-    assert first["used_s"] < 1.0
+    # some tries of ACCEPTED_AT_ONCE connections each; with the queue's length of 2048 there are thousands
+    assert ran.stderr.count("out of system resource") < 64 * ACCEPTED_AT_ONCE
     assert second["status"] == 200
