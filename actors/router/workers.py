@@ -18,7 +18,6 @@ from policies.state import standby
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
 
-
 MAX_RANKS = 4096
 """Most data-parallel ranks of an engine, each of which is a worker of the router. ASSUMPTION: deployments have some
 hundreds."""

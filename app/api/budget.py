@@ -1,4 +1,4 @@
-"""What one request may ask for: the candidates of a step, the size of grammars and lists, and what an echo repeats.
+"""Bounds on a single request: the candidates of a step, the size of grammars and lists, and what an echo repeats.
 
 Each of these costs an engine or the ingress time or memory that other requests then lack. The bounds are far above what
 OpenAI's own API takes, where that has a bound.
@@ -83,8 +83,8 @@ def check_template(variables: dict[str, Any]) -> None:
 
 
 def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
-    """Raises `ApiError` 400 if an answer would repeat too much of its prompts, which have so many characters and tokens
-    together.
+    """Raises `ApiError` 400 if an answer would repeat too much of its prompts, which have these numbers of characters
+    and tokens together.
     """
     if chars * n > MAX_ECHO_CHARS:
         message = f"'echo' would repeat {chars * n} characters; at most {MAX_ECHO_CHARS}."

@@ -277,7 +277,7 @@ class HttpExchange:
             reply.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def keep_alive(self, silent_s: float) -> None:
-        """Writes a comment if the answer is a stream on which nothing was written for so long."""
+        """Writes a comment if the answer is a stream on which nothing was written for `silent_s`."""
         reply, now_s = self.reply, self._requests.connections.now_s()
         if not self.plan.stream or self.closed or reply.gone or now_s - self._written_s < silent_s:
             return

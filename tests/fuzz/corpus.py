@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one case a line)
-"""What requests are made of: bodies that are right, headers, paths, and heads that attackers are known to send."""
+"""The parts of requests: bodies that are right, headers, paths, and heads that attackers are known to send."""
 
 from typing import Any
 

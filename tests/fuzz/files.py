@@ -32,7 +32,8 @@ def configs(watch: Watch, seed: int, count: int) -> None:
             watch.count("no yaml")
             continue
         except (ValueError, OverflowError):
-            watch.count("no yaml")  # a date that is none; PyYAML says so itself
+            # a date that is none; PyYAML says so itself
+            watch.count("no yaml")
             continue
         try:
             parse(given if isinstance(given, dict) else {"model": given})
@@ -83,7 +84,8 @@ def events(watch: Watch, seed: int, count: int) -> None:
                 case _:
                     translator.stored(event)
             watch.count("taken")
-        except Exception:  # the feed itself takes any for a surprise
+        except Exception:
+            # the feed itself takes any error for a surprise
             watch.count("refused")
             translator.cleared()
         if rng.random() < 0.05:

@@ -201,7 +201,7 @@ async def _load(made: Rig) -> None:
 
 
 async def run(watch: Watch, seed: int, frames: int, folder: Path) -> None:
-    """Sends so many frames, in turn to a router, to a sim engine, and to an ingress."""
+    """Sends this number of frames, in turn to a router, to a sim engine, and to an ingress."""
     router = make_router(folder / "router")
     await router.start([f"unix:{folder}/router/r.sock"])
     sim = SimEngine(SimEngineConfig("e", "colocated", slots=8, kv_blocks=256, max_model_len=256))

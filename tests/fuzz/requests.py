@@ -98,7 +98,7 @@ def pieces(rng: Random, data: bytes) -> Iterator[bytes]:
 
 
 async def run(watch: Watch, seed: int, requests: int, folder: Path, fast: bool = True) -> None:
-    """Sends about so many requests, `AT_ONCE` connections at a time."""
+    """Sends about this number of requests, `AT_ONCE` connections at a time."""
     config = IngressConfig(
         served_names=(MODEL,), sweep_interval_s=0.02, max_body_bytes=150_000, max_waiting_bytes=10**8
     )

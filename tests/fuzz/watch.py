@@ -1,4 +1,4 @@
-"""What all targets are watched for: errors in the log, exceptions in the event loop, and memory that grows."""
+"""The signs that all targets are watched for: errors in the log, exceptions in the event loop, and memory that grows."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ class Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if type(error) is ValueError and record.name == "actors.wire.channel":
+        if _says_what_is_wrong(error) and record.name == "actors.wire.channel":
             self.kinds[f"refused: {str(error)[:20]}"] += 1
             return
         self.note(logging.Formatter().format(record))
@@ -95,3 +95,10 @@ class Watch(logging.Handler):
             "kinds": dict(self.kinds.most_common()),
             "findings": len(self.findings),
         }
+
+
+def _says_what_is_wrong(error: BaseException | None) -> bool:
+    """Returns whether an error is a ValueError of ours, not one that a function of Python's raised."""
+    return type(error) is ValueError or (
+        isinstance(error, ValueError) and type(error).__module__ != "builtins"
+    )

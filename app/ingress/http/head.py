@@ -6,7 +6,7 @@ from app.api.errors import ApiError
 
 ONCE = frozenset({b"host", b"authorization", b"content-type", b"transfer-encoding", b"x-sluice-priority"})
 """Headers that a request has once at most. A proxy that looks at the first one, and a server that takes the last, would
-disagree about such a request. (llhttp refuses a second `content-length` itself.)
+disagree about such a request. llhttp itself refuses a second `content-length`.
 """
 
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")

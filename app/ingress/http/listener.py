@@ -32,7 +32,7 @@ SWEEP_S = 1.0
 
 ACCEPTED_AT_ONCE = 16
 """Connections that asyncio accepts before it serves others. Where the process may open no more files, Python 3.11
-tries, logs and plans another try for each of them, every second. (uvloop accepts and closes instead.)
+tries, logs and plans another try for each of them, every second. uvloop accepts and closes instead.
 """
 
 FLUSH_S = 3.0

@@ -65,7 +65,7 @@ Admit = Callable[[Request], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the connections of one port share: limits, counts, and the checks of a head.
+    """The things that the connections of one port share: limits, counts, and the checks of a head.
 
     `unread` has the bytes that clients have not read. `observed` are the paths that are answered beyond the limits of
     `crowd`. `permits` says whether a Host may be answered. `admit` raises `ApiError` for a request, whose body has not
@@ -117,8 +117,10 @@ class FastHttpProtocol(asyncio.Protocol):
         self._closing = False  # no further request is read
         self._closed = False
         self._sweeps = 0  # sweeps since the last change
-        self._left_bytes = 0  # unread at the last sweep, with what the kernel holds
-        self._upgrading = False  # the head is read again without its wish for another protocol
+        # unread at the last sweep, with what the kernel holds
+        self._left_bytes = 0
+        # the head is read again without its wish for another protocol
+        self._upgrading = False
         self._reset()
 
     def _reset(self) -> None:
@@ -185,7 +187,8 @@ class FastHttpProtocol(asyncio.Protocol):
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as stop:
-                if not self._upgrading:  # CONNECT: the rest is for somebody else
+                # the rest behind a CONNECT is for somebody else
+                if not self._upgrading:
                     self._closing = True
                     self._count_held()
                     return

@@ -1,4 +1,4 @@
-"""What one request may ask for: what ordinary clients send passes, and what costs too much is refused by name."""
+"""Bounds on a single request: what ordinary clients send passes, and what costs too much is refused by name."""
 
 from typing import Any
 

@@ -245,7 +245,7 @@ async def head_only(made: Rig, *headers: str, n_bytes: int = 1_000_000) -> dict[
 async def test_a_large_body_is_not_read_where_no_engine_could_take_it(tmp_path: Path) -> None:
     async with rig(tmp_path, []) as made:
         assert (await head_only(made))["code"] == "not_ready"
-        # and a client that asks first is told, however little it would send
+        # and a client that asks first learns it, however little it would send
         assert (await head_only(made, "expect: 100-continue", n_bytes=10))["code"] == "not_ready"
         assert made.metric("sluice_requests_total", code="503", **{"class": "none", "model": MODEL}) == 2
 
@@ -274,7 +274,7 @@ async def test_a_large_body_beyond_what_is_served_at_once_is_not_read(tmp_path: 
 
 
 async def test_a_large_body_behind_a_running_answer_is_read(tmp_path: Path) -> None:
-    """Its refusal would have no place: the answer before it comes first."""
+    """A refusal would have no place: the answer before it comes first."""
     async with rig(tmp_path, pair(tmp_path), config(max_in_flight=1)) as made:
         large = orjson.dumps(
             {"prompt": "a " * 200, "max_tokens": 2, "user": "u", "metadata": {"x": "y" * 100_000}}
