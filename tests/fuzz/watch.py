@@ -1,4 +1,4 @@
-"""The signs that all targets are watched for: errors in the log, exceptions in the event loop, and memory that grows."""
+"""The signs of a finding: errors in the log, exceptions in the event loop, and memory that grows."""
 
 import asyncio
 import gc

@@ -267,8 +267,9 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_request = False
+        # an earlier request ended it, or the head is read again
         if self._closing or self._upgrading:
-            return  # an earlier request ended it, or the head is read again
+            return
         version = self._parser.get_http_version()
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
