@@ -1,7 +1,10 @@
 """The listener by the standard (RFC 9110, RFC 9112), and what a browser could send without asking."""
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +154,25 @@ async def test_behind_the_last_request_nothing_is_answered(fast: Rig, more: byte
     got = await said(fast, LAST + more)
     assert answers(got) == 1
     assert got.startswith(b"HTTP/1.1 200")
+
+
+async def test_nor_while_the_last_answer_waits_to_be_read(fast: Rig) -> None:
+    """A transport that is closing still sends what is written to it as long as something waits before it."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = fast.listener._server
+    assert server is not None
+    config, state = server.config, server.server_state
+    make = partial(config.http_protocol_class, config=config, server_state=state, app_state={})
+    await asyncio.get_running_loop().connect_accepted_socket(make, theirs)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    writer.write(raw("GET", "/openapi.json", b"", "connection: close") + b"nonsense\r\n\r\n")
+    async with asyncio.timeout(60):
+        got = await reader.read()
+    assert got.startswith(b"HTTP/1.1 200")
+    assert got.endswith(b"}")
+    assert answers(got) == 1
+    writer.close()
 
 
 # ------------------------------------------------------------------------------------------------ what browsers send
