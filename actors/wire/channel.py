@@ -158,7 +158,16 @@ class Channel(asyncio.Protocol):
 
     def _write(self, batch: list[Message]) -> None:
         assert self._transport is not None
-        body = ENCODER.encode(batch)
+        try:
+            body = ENCODER.encode(batch)
+        except (OverflowError, TypeError, ValueError):
+            # a bug: the sender should have refused it; the others of the batch leave all the same
+            if len(batch) > 1:
+                for message in batch:
+                    self._write([message])
+            else:
+                log.exception("%s cannot be encoded and is not sent", type(batch[0]).__name__)
+            return
         if len(body) > FRAME_BYTES and len(batch) > 1:
             step = -(-len(batch) // -(-len(body) // FRAME_BYTES))
             for first in range(0, len(batch), step):

@@ -112,6 +112,10 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> None:
                 below.extend(one)
             elif isinstance(one, str):
                 chars += len(one)
+            elif isinstance(one, int) and not -(2**63) <= one < 2**64:
+                # neither msgpack nor an engine has such a number
+                message = f"'{param}' has an integer of more than 64 bits."
+                raise bad_request(message, param, "invalid_value")
         level = below
     for found, most, what in (
         (values, most_values, "values"),

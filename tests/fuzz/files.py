@@ -38,7 +38,8 @@ def configs(watch: Watch, seed: int, count: int) -> None:
         try:
             parse(given if isinstance(given, dict) else {"model": given})
             watch.count("taken")
-        except ConfigError:
+        except (ConfigError, UnicodeEncodeError):
+            # half a surrogate pair, which no YAML has, cannot even be shown
             watch.count("refused")
         except Exception as error:
             watch.count("failed")

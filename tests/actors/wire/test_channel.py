@@ -14,7 +14,7 @@ import pytest
 from actors.wire import channel as wire
 from actors.wire import sockets
 from actors.wire.channel import Channel, Identity, WireError
-from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prove, Tokens
+from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prefill, Prove, Tokens
 from actors.wire.sockets import connect, listen
 
 HELLO = Hello(PROTOCOL_VERSION, "ingress", "raw", b"n" * 16)
@@ -184,6 +184,17 @@ async def test_garbage_closes_once_and_says_why(unsecured: Pair, data: bytes, re
     writer.close()
     again = await unsecured.connect()  # the listener goes on
     again.close()
+
+
+async def test_a_message_that_cannot_be_encoded_takes_no_other_with_it(unsecured: Pair) -> None:
+    """Messages of many requests share a write."""
+    channel = await unsecured.connect()
+    channel.send(Cancel("a"))
+    channel.send(Prefill("b", [1], {"seed": 2**70}, 1.0))
+    channel.send(Cancel("c"))
+    await until(lambda: len(unsecured.server.messages) == 2)
+    assert unsecured.server.messages == [Cancel("a"), Cancel("c")]
+    channel.close()
 
 
 async def test_a_message_that_the_handler_does_not_take_ends_the_connection_without_a_traceback(

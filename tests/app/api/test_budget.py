@@ -91,6 +91,11 @@ def test_an_ordinary_echo_passes() -> None:
         (chat(response_format=as_format({"enum": list(range(33_000))})), "response_format"),
         (chat(response_format=as_format({"const": "x" * 600_000})), "response_format"),
         (chat(response_format=as_format({"x" * 600_000: 1})), "response_format"),
+        (
+            chat(response_format=as_format({"const": 2**63})).replace(b"9223372036854775808", b"9" * 30),
+            "response_format",
+        ),
+        (b'{"messages": [{"content": "a"}]}', "messages[0].role"),
         (chat(tools=[tool("t", 1)] * 1025), "tools"),
         (chat(tools=[tool("t", 300)] * 60), "tools"),
         (chat(chat_template_kwargs={"x": [1] * 10_001}), "chat_template_kwargs"),
