@@ -16,7 +16,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-recompute chaos clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400
 
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"
 	$(PY) -m benchmarks.chaos $(ARGS)
+
+fuzz: setup ## hostile input by a seed (tests/fuzz): ARGS="--seed 2 --requests 1000000 --frames 1000000 --minutes 30"
+	$(PY) -m tests.fuzz $(ARGS)
 
 bench-overload: setup ## goodput at 0.8 to 20 times capacity with and without admission by predicted wait: in the simulator, then live on sim engines (an hour)
 	$(PY) -m benchmarks run overload $(ARGS)

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-import msgspec
-
 from actors.wire.channel import MAX_FRAME_BYTES, MAX_OUTBOX_BYTES, PING_S, SILENT_S, WireError
-from actors.wire.frames import DECODER, ENCODER, HEADER, proof
+from actors.wire.frames import DECODER, ENCODER, GARBAGE, HEADER, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
 from actors.wire.unix import stranger
 
@@ -88,7 +86,7 @@ class Line:
                 self._read(now_s, happened)
                 self._stay(now_s, lived_s)
                 self._write()
-        except (OSError, ValueError, WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (OSError, ValueError, WireError, *GARBAGE) as error:
             self._drop(str(error), now_s, happened)
         return happened
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from actors.wire.channel import Channel
+from actors.wire.channel import Channel, WireError
 from actors.wire.messages import Message
 from policies.state.views import RequestId
 
@@ -48,7 +48,7 @@ class Ingresses:
         """
         ingress = self._ingresses.get(channel)
         if ingress is None:
-            raise ValueError(f"request {attempt_id} comes from {channel.peer_name}, which is no ingress")
+            raise WireError(f"request {attempt_id} comes from {channel.peer_name}, which is no ingress")
         self.disown(attempt_id)
         ingress.requests.add(attempt_id)
         self._owner[attempt_id] = ingress

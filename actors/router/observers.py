@@ -4,7 +4,7 @@ They own no attempts and are not counted among the ingresses, so whether one is 
 passes the addresses at which they listen on to the ingresses.
 """
 
-from actors.wire.channel import Channel
+from actors.wire.channel import Channel, WireError
 from actors.wire.messages import Message, ObserverInfo
 
 MOST_UNREAD_BYTES = 16 * 2**20
@@ -33,7 +33,7 @@ class Observers:
     def listens(self, channel: Channel, addresses: tuple[str, ...]) -> None:
         """Notes where an observer listens. Raises ValueError if the connection is no observer's."""
         if channel not in self._observers or channel.peer is None:
-            raise ValueError(f"{channel.peer_name} is no observer")
+            raise WireError(f"{channel.peer_name} is no observer")
         self._observers[channel] = ObserverInfo(channel.peer.id, addresses)
 
     def lost(self, channel: Channel) -> bool:

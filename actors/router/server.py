@@ -34,7 +34,7 @@ from actors.router.roles import Roles
 from actors.router.weights import WeightSources
 from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, standby_of, worker_of
 from actors.wire import messages as wire
-from actors.wire.channel import Channel, Generations, Identity
+from actors.wire.channel import Channel, Generations, Identity, WireError
 from actors.wire.sockets import listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request.ended import RequestEnd
@@ -230,7 +230,7 @@ class RouterServer:
         if isinstance(message, wire.Admin) and channel.peer is not None and channel.peer.kind == "observer":
             kind = "observer"
         if channel.peer is None or channel.peer.kind != kind:
-            raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")
+            raise WireError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")
         try:
             self._take(channel, message)
         except MemoryError:
@@ -265,7 +265,7 @@ class RouterServer:
             case wire.Assign() | wire.ScaleAnswered() | wire.Standby() | wire.LeadsTold():
                 self._autoscaler.heard(channel, message)
             case _:
-                raise ValueError(f"a router does not take {type(message).__name__}")
+                raise WireError(f"a router does not take {type(message).__name__}")
 
     def _asked(self, channel: Channel, message: wire.Admin) -> None:
         if message.what == "scale":

@@ -18,11 +18,17 @@ from policies.state import standby
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
 
+MAX_RANKS = 4096
+"""Most data-parallel ranks of an engine, each of which is a worker of the router. ASSUMPTION: deployments have some
+hundreds."""
+
 
 def check(info: EngineInfo) -> None:
     """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks without tokens, or `#` in the
     name.
     """
+    if info.dp_ranks > MAX_RANKS:
+        raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks; at most {MAX_RANKS}")
     if not 1 <= info.dp_ranks <= info.slots:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:

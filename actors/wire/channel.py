@@ -27,10 +27,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from actors.loop_timeout import LoopTicks, LoopTimeout, Silence
-from actors.wire.frames import DECODER, ENCODER, HEADER, PeerKind, proof
+from actors.wire.frames import DECODER, ENCODER, GARBAGE, HEADER, PeerKind, proof
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
 from actors.wire.tcp import keep_alive, queued_bytes
 from actors.wire.tls import WireTls
@@ -186,7 +184,16 @@ class Channel(asyncio.Protocol):
 
     def _write(self, batch: list[Message]) -> None:
         assert self._transport is not None
-        body = ENCODER.encode(batch)
+        try:
+            body = ENCODER.encode(batch)
+        except (OverflowError, TypeError, ValueError):
+            # a bug: the sender should have refused it; the others of the batch leave all the same
+            if len(batch) > 1:
+                for message in batch:
+                    self._write([message])
+            else:
+                log.exception("%s cannot be encoded and is not sent", type(batch[0]).__name__)
+            return
         if len(body) > FRAME_BYTES and len(batch) > 1:
             step = -(-len(batch) // -(-len(body) // FRAME_BYTES))
             for first in range(0, len(batch), step):
@@ -259,12 +266,12 @@ class Channel(asyncio.Protocol):
                 if len(buffer) - start - 4 < size:
                     break
                 with memoryview(buffer) as view:
-                    messages = DECODER.decode(view[start + 4 : start + 4 + size])
+                    messages = _decoded(view[start + 4 : start + 4 + size])
                 start += 4 + size
                 self._deliver(messages)
                 if self._is_closing():
                     return
-        except (WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except WireError as error:
             self.broken = True
             self.abort(f"protocol error from {self.peer_name}: {error}")
             return
@@ -312,6 +319,8 @@ class Channel(asyncio.Protocol):
             elif self.open:
                 try:
                     self._on_message(self, message)
+                except WireError:
+                    raise  # the handler does not take it
                 except Exception:
                     log.exception("handler failed on %s from %s", type(message).__name__, self.peer_name)
                     raise WireError(f"handler failed on {type(message).__name__}") from None
@@ -409,3 +418,10 @@ class Channel(asyncio.Protocol):
     def _handshake_timeout(self) -> None:
         if not self.open:
             self.abort(f"no handshake within {HANDSHAKE_TIMEOUT_S:.0f} s")
+
+
+def _decoded(data: memoryview) -> list[Message]:
+    try:
+        return DECODER.decode(data)
+    except GARBAGE as error:
+        raise WireError(str(error)) from None

@@ -19,6 +19,9 @@ nodes' agents, to a coordinator and to the router. An observer (the dashboard) w
 
 ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(list[Message])
+GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of `DECODER` for bytes that are no frame: texts that are no UTF-8, and arrays in arrays without end, have
+errors of Python's own."""
 
 
 def proof(secret: bytes, peer_nonce: bytes, own_nonce: bytes, kind: str, name: str, peer_id: str) -> bytes:

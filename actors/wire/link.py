@@ -86,7 +86,9 @@ class Link:
         backoff_s, find_s = BACKOFF_FIRST_S, FIND_TIMEOUT_S
         while True:
             try:
-                addresses = await asyncio.wait_for(self._find(), find_s)
+                # `wait_for` of Python 3.11 loses a cancellation that comes as `find` ends: the link would live on
+                async with asyncio.timeout(find_s):
+                    addresses = await self._find()
                 find_s = FIND_TIMEOUT_S
                 channel = await connect(addresses, self._new_channel, self._me.tls)
             except TimeoutError:

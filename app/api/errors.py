@@ -59,7 +59,7 @@ class ApiError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns the headers beside the content type; Retry-After is in whole seconds, rounded up."""
         headers = list(self.more_headers)
-        if self.retry_after_s is not None:
+        if self.retry_after_s is not None and math.isfinite(self.retry_after_s):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))
@@ -80,10 +80,29 @@ def draining(message: str) -> ApiError:
     return ApiError(503, message, code="draining", retry_after_s=1.0, close=True)
 
 
-def too_many_connections(limit: int) -> ApiError:
-    """Returns the 503 of a replica with as many connections as it takes; the next try may reach another one."""
-    message = f"This replica has {limit} connections already; try again later."
+def too_many_connections(limit: int, of_address: bool = False) -> ApiError:
+    """Returns the 503 of a replica with as many connections as it takes, from anybody or from this client's address.
+    The next try may reach another replica.
+    """
+    whose = "connections from your address" if of_address else "connections"
+    message = f"This replica has {limit} {whose} already; try again later."
     return ApiError(503, message, code="too_many_connections", retry_after_s=1.0, close=True)
+
+
+def host_not_allowed(host: str) -> ApiError:
+    """Returns the 403 of a request that names another host than those by which this server answers."""
+    message = (
+        f"This server does not answer as {host[:100]!r}. If that is its name, list it in "
+        "ingress.options.allowed_hosts, or have the proxy in front send an address as Host."
+    )
+    return ApiError(403, message, code="host_not_allowed", close=True)
+
+
+def no_memory() -> ApiError:
+    """Returns the 503 of a request for which this process got no memory."""
+    return ApiError(
+        503, "No memory for this request; try again later.", code="out_of_memory", retry_after_s=1.0
+    )
 
 
 def too_large(limit_bytes: int) -> ApiError:

@@ -28,11 +28,12 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "A key is needed and none that the server accepts was sent.",
-    403: "The API key may not ask for this priority.",
+    403: "The API key may not ask for this priority, or the server does not answer by this name.",
     404: "No such path, model, policy, engine or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
     409: "This cannot be done now; the message says why, and what to do first.",
     413: "The body is larger than the server reads.",
+    415: "The body was not sent as `application/json`.",
     429: "A limit of the API key or of requests under way is reached, the queue is full, or the goal would be missed.",
     431: "The headers are longer than the server reads.",
     500: "A fault of the server; its log says more.",
@@ -262,7 +263,7 @@ def _output(operation: str, summary: str, prefix: str) -> Json:
         "requestBody": _body(f"{prefix or 'Completion'}Request", _EXAMPLES[prefix]),
         "responses": {
             "200": {"description": "The answer.", "headers": _answer_headers(), "content": content},
-            **_errors(400, 401, 403, 404, 413, 429, 431, 500, 502, 503, 504),
+            **_errors(400, 401, 403, 404, 413, 415, 429, 431, 500, 502, 503, 504),
         },
     }
 

@@ -8,6 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.api.budget import (
+    check_biases,
+    check_candidates,
+    check_echo,
+    check_schema,
+    check_stops,
+    check_template,
+    check_tools,
+)
 from app.api.errors import ApiError, bad_request
 from app.api.extensions import Defaults, name_of, terms_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
@@ -20,6 +29,9 @@ _SAMPLING = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
 )  # fmt: skip
 """Fields of the request that go to the engine under their own names, if the client gave them."""
+
+ECHO_CHARS_PER_ID = 4
+"""Characters that an echoed token id is taken for. ASSUMPTION: the mean of English text."""
 
 
 @dataclass(slots=True)
@@ -87,6 +99,9 @@ class Plan:
                     "context_length_exceeded",
                 )
             budgets.append(left if self.max_tokens is None else self.max_tokens)
+        if self.echo:
+            chars = sum(len(p) * (1 if isinstance(p, str) else ECHO_CHARS_PER_ID) for p in self.prompts)
+            check_echo(chars, sum(map(len, tokens)), self.n, self.params.get("prompt_logprobs"))
         least = self.params.get("min_tokens", 0)
         if least > min(budgets):
             raise bad_request(
@@ -134,6 +149,11 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
         raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if request.tools and request.tool_choice != "none":
         plan.engine_chat = body
+    if request.tools:
+        check_tools(request.tools)
+    if request.chat_template_kwargs:
+        check_template(request.chat_template_kwargs)
+    check_candidates(1, plan.n, plan.logprobs)
     plan.add_special_tokens = bool(request.add_special_tokens)
     plan.request = request
     return plan
@@ -165,6 +185,7 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults
         plan.logprobs = plan.params["logprobs"] = request.logprobs
         if plan.echo:
             plan.params["prompt_logprobs"] = request.logprobs
+    check_candidates(len(plan.prompts), plan.n, plan.logprobs)
     plan.add_special_tokens = request.add_special_tokens is not False
     return plan
 
@@ -206,8 +227,12 @@ def _common(
     params = {name: given[name] for name in _SAMPLING if given[name] is not None}
     if request.stop is not None:
         params["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    check_stops(params.get("stop"), request.stop_token_ids)
     if request.logit_bias:
+        check_biases(request.logit_bias)
         params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}
+    if request.response_format is not None:
+        check_schema(request.response_format, "response_format")
     if request.response_format is not None and _check_format(request.response_format) != "text":
         params["response_format"] = request.response_format
     if request.cache_salt is not None:

@@ -5,7 +5,7 @@ aside for `fields.refuse_unsupported`. The first problem becomes one `ApiError` 
 specification is silent, the limits are those of vLLM's server.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Required, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -58,7 +58,7 @@ class Slo(BaseModel):
 class Message(TypedDict, total=False):
     """One message of a conversation. Keys that are not listed here reach the chat template too."""
 
-    role: NonEmpty
+    role: Required[NonEmpty]
     content: str | list[dict[str, Any]] | None
     name: str | None
     tool_calls: list[dict[str, Any]] | None

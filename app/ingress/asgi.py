@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from app.admin_key import KeyFile
-from app.api.errors import ApiError, draining, too_large
+from app.api.errors import ApiError, draining, host_not_allowed, no_memory, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
+from app.api.structure import check_structure
 from app.fleet.figures import FleetCollector, Seen
 from app.ingress import access
 from app.ingress.admin import PATH as ADMIN
@@ -25,7 +26,7 @@ from app.ingress.admin import AdminApi, method_not_allowed
 from app.ingress.audit import Audit
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
-from app.ingress.exchange import JSON, HttpExchange
+from app.ingress.exchange import CLIENT_CLOSED, JSON, HttpExchange
 from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake, IntakeThreads, Prompts
@@ -49,8 +50,13 @@ OUTPUT = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths of requests for output; one that is refused before its exchange begins has an access line, too."""
 TIMES = b"x-sluice-times"
 """The header by which a client has the way of its request noted, hop by hop, for `explain`: `on`."""
+PARSED_ASIDE_BYTES = 64 * 2**10
+"""Length of a body above which a thread parses it. ASSUMPTION: the worst body of this length takes 20 ms, and a thread
+costs every body 0.1 ms.
+"""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
+PlanOf = Callable[[bytes, dict[bytes, bytes], Defaults], Plan]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -96,6 +102,8 @@ class IngressApp:
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
+        # requests whose bodies a thread parses
+        self._parsing = 0
         pages = Pages(config.served_names, versions["version"])
         self._routes: dict[str, tuple[str, Callable[[Request, Reply, RequestId], None]]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -151,9 +159,25 @@ class IngressApp:
                 raise method_not_allowed(request, method)
             handler(request, reply, request_id)
         except ApiError as error:
-            self._refuse(error, reply, request_id)
-            if request.path in OUTPUT:
-                access.write(request.path, error.status, 0.0, request_id.shown, code=error.code)
+            self._refuse_output(request, reply, request_id, error)
+
+    def admit_head(self, request: Request) -> None:
+        """Raises `ApiError` for a request for output that would be refused whatever its body holds. The listener asks
+        before it reads a large body.
+        """
+        if request.path not in OUTPUT or request.method != "POST":
+            return
+        try:
+            _check_media_type(request)
+            self._caller(request)
+            self._admit()
+            self._context()
+        except ApiError as error:
+            request_id = self._request_id(request)
+            self.metrics.answered(error.status, "none")
+            access.write(request.path, error.status, 0.0, request_id.shown, code=error.code)
+            error.more_headers.append((b"x-request-id", request_id.shown.encode()))
+            raise
 
     def dispatch_observation(self, request: Request, reply: Reply) -> None:
         """Answers one request on the metrics port, which shows this replica and takes no work."""
@@ -174,6 +198,11 @@ class IngressApp:
         """
         return await self.requests.drain(timeout_s)
 
+    def _refuse_output(self, request: Request, reply: Reply, request_id: RequestId, error: ApiError) -> None:
+        self._refuse(error, reply, request_id)
+        if request.path in OUTPUT:
+            access.write(request.path, error.status, 0.0, request_id.shown, code=error.code)
+
     def _refuse(self, error: ApiError, reply: Reply, request_id: RequestId) -> None:
         self.metrics.answered(error.status, "none")
         headers = [JSON, *error.headers(), (b"x-request-id", request_id.shown.encode())]
@@ -193,23 +222,56 @@ class IngressApp:
     # -------------------------------------------------------------------------------------------------- endpoints
 
     def _chat(self, request: Request, reply: Reply, request_id: RequestId) -> None:
-        caller = self._caller(request)
-        started_s = self._admit()
-        plan = plan_chat(request.body, request.headers, self._defaults_of(caller))
-        self._check(plan, request, caller)
-        assert plan.request is not None
-        size = len(request.body)
-        if size <= self.config.offload_prompt_chars:
-            plan.prompts = [self._intake.render(plan.request)]
-            size = len(plan.prompts[0])
-        self._start(plan, size, reply, request_id, started_s, caller)
+        self._plan(plan_chat, request, reply, request_id)
 
     def _completion(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        self._plan(plan_completion, request, reply, request_id)
+
+    def _plan(self, plan_of: PlanOf, request: Request, reply: Reply, request_id: RequestId) -> None:
+        """Plans a request for output and starts it: at once, or later where a thread reads its large body."""
+        _check_media_type(request)
         caller = self._caller(request)
         started_s = self._admit()
-        plan = plan_completion(request.body, request.headers, self._defaults_of(caller))
+        size = len(request.body)
+        if size <= PARSED_ASIDE_BYTES:
+            plan = plan_of(request.body, request.headers, self._defaults_of(caller))
+            self._planned(plan, request, reply, request_id, started_s, caller)
+            return
+        self._intake_threads.take(size)
+        self._parsing += 1
+        parse = partial(_parse, plan_of, request, self._defaults_of(caller))
+
+        async def run() -> None:
+            try:
+                plan = await self._intake_threads.run(size, parse)
+            finally:
+                self._parsing -= 1
+            if reply.gone:
+                self.metrics.answered(CLIENT_CLOSED, "none")
+                return
+            if self.draining:
+                raise draining("This replica is shutting down; try again.")
+            self._planned(plan, request, reply, request_id, started_s, caller)
+
+        self._in_background(run(), partial(self._refuse_output, request, reply, request_id))
+
+    def _planned(
+        self,
+        plan: Plan,
+        request: Request,
+        reply: Reply,
+        request_id: RequestId,
+        started_s: float,
+        caller: Caller | None,
+    ) -> None:
         self._check(plan, request, caller)
-        self._start(plan, sum(map(len, plan.prompts)), reply, request_id, started_s, caller)
+        size = sum(map(len, plan.prompts))
+        if plan.request is not None:
+            size = len(request.body)
+            if size <= self.config.offload_prompt_chars:
+                plan.prompts = [self._intake.render(plan.request)]
+                size = len(plan.prompts[0])
+        self._start(plan, size, reply, request_id, started_s, caller)
 
     def _caller(self, request: Request) -> Caller | None:
         """Returns whose request for output it is, or None where API keys are off.
@@ -238,10 +300,17 @@ class IngressApp:
         if self.draining:
             raise draining("This replica is shutting down; try again.")
         # A long prompt is tokenised to its end even if its client has left, so it counts as work until then.
-        if max(len(self.requests), len(self._preparing)) >= self.config.max_in_flight:
+        if max(len(self.requests) + self._parsing, len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.connections.now_s()
+
+    def _context(self) -> int:
+        context = self.connections.context_tokens()
+        if context is None:
+            reason = self.connections.ready() or "no engine is known"
+            raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
+        return context
 
     def _start(
         self,
@@ -257,10 +326,7 @@ class IngressApp:
 
         `size` is in characters, ids, or bytes of a conversation that is not rendered yet.
         """
-        context = self.connections.context_tokens()
-        if context is None:
-            reason = self.connections.ready() or "no engine is known"
-            raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
+        context = self._context()
         if plan.engine_chat is not None:
             self._intake.check_tools(self.connections.decoding_features())
         if size <= self.config.offload_prompt_chars:
@@ -283,15 +349,21 @@ class IngressApp:
 
     def _later(self, exchange: HttpExchange, begins: Coroutine[Any, Any, None]) -> None:
         """Has an exchange begin when `begins` ends; an error of that is its answer."""
+        self._in_background(begins, exchange.fail)
+
+    def _in_background(self, work: Coroutine[Any, Any, None], fail: Callable[[ApiError], None]) -> None:
+        """Has `work` done for one request, of which an error goes to `fail`."""
 
         async def run() -> None:
             try:
-                await begins
+                await work
             except ApiError as error:
-                exchange.fail(error)
+                fail(error)
+            except MemoryError:
+                fail(no_memory())
             except Exception:
                 log.exception("a request could not begin")
-                exchange.fail(ApiError(500, "Internal error; see the server's log."))
+                fail(ApiError(500, "Internal error; see the server's log."))
 
         task = self._loop.create_task(run())
         self._preparing.add(task)
@@ -385,8 +457,16 @@ class IngressApp:
 
     # ------------------------------------------------------------------------------------------------------ ASGI
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serves HTTP and lifespan connections of ASGI. Raises ValueError for any other kind of connection."""
+    async def __call__(
+        self,
+        scope: dict[str, Any],
+        receive: Receive,
+        send: Send,
+        permits: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """Serves HTTP and lifespan connections of ASGI. Raises ValueError for any other kind of connection. `permits`
+        says whether a Host may be answered, for a listener of ours.
+        """
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -397,6 +477,10 @@ class IngressApp:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         request = Request(scope["method"], path, headers, b"", partial(_address_of, scope))
         try:
+            host = headers.get(b"host", b"")
+            if permits is not None and not permits(host):
+                self.metrics.listener_refused("host")
+                raise host_not_allowed(host.decode("ascii", "replace"))
             body = await self._read_body(headers, receive)
             if body is None:
                 return
@@ -435,6 +519,26 @@ def _address_of(scope: dict[str, Any]) -> str:
     """Returns the address of an ASGI connection's client, or nothing if the server does not tell."""
     client = scope.get("client")
     return str(client[0]) if client else ""
+
+
+def _check_media_type(request: Request) -> None:
+    """Raises `ApiError` 415 for a body that is not declared as JSON.
+
+    A web page can have a browser send such a body anywhere, without asking the server first (the CORS protocol of the
+    Fetch standard, "CORS-safelisted request-header"). It cannot add a bearer token unasked.
+    """
+    media_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if media_type == b"application/json" or media_type.endswith(b"+json"):
+        return
+    if not request.headers.get(b"authorization", b"").lower().startswith(b"bearer "):
+        message = "The body must be sent with 'content-type: application/json'."
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
+def _parse(plan_of: PlanOf, request: Request, defaults: Defaults) -> Plan:
+    """Returns the plan of a large body; called in a thread."""
+    check_structure(request.body)
+    return plan_of(request.body, request.headers, defaults)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -24,6 +24,26 @@ class IngressConfig:
     """Connections of clients at once on one port; others are answered with 503. Twice `max_in_flight`, because clients
     keep connections that they do not use.
     """
+    max_connections_per_address: Annotated[int, Whole(1)] = 4096
+    """Connections at once from one address (IPv6: from one /64) on one port; others are answered with 503. As many as
+    `max_in_flight`, because all requests come from one address where a proxy is in front.
+    """
+    max_unread_bytes: Annotated[int, Whole(1024)] = 256 * 2**20
+    """Bytes of answers that clients have not read, over all connections of one port; beyond it the connections with
+    the most of them are cut.
+    """
+    max_answer_bytes: Annotated[int, Whole(1024)] = 2**30
+    """Bytes that the log probabilities of answers which are not streamed take until the answers are complete, over all
+    requests; beyond it the largest answers fail.
+    """
+    sse_keep_alive_s: Annotated[float, Number(above=0, unit="s")] | None = None
+    """Seconds of silence after which a stream gets a comment, so that no proxy takes it for dead. A stream in the queue
+    then has its status (200) before its first token, and a later refusal comes as an event. Without it none is sent.
+    """
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names that the Host header may have, beside addresses and local names; "*" stands for all. Without it all names
+    may ask, but on a loopback address none: a web page could give itself the name of that address (DNS rebinding).
+    """
     max_in_flight: Annotated[int, Whole(1)] = 4096
     """Requests under way at once; each may hold several sequences."""
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0

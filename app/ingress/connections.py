@@ -24,7 +24,7 @@ from actors.loop_timeout import LoopTicks, Silence
 from actors.router.workers import standby_of
 from actors.telemetry import logs
 from actors.telemetry.times import Stamps
-from actors.wire.channel import Channel, Identity
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.link import Link
 from actors.wire.messages import (
     AdminAnswer,
@@ -384,7 +384,7 @@ class IngressConnections:
                 )
                 self._happens(message.attempt_id, failed)
             case _:
-                raise ValueError(f"an ingress does not take {type(message).__name__}")
+                raise WireError(f"an ingress does not take {type(message).__name__}")
 
     def _tokens(self, message: Tokens) -> None:
         live, progressed, now_s, decoding = self.live, self._progressed, self.now_s(), Stage.DECODING
@@ -447,6 +447,8 @@ class IngressConnections:
                 decode = ev.RouteDecode(message.engine_id, message.dp_rank, message.kv_due_s)
                 self._happens(message.attempt_id, decode)
             case Reject():
+                if not 400 <= message.status <= 599:
+                    raise WireError(f"a router rejects with status {message.status}, which is no error's")
                 why = message.reason, message.retry_after_s, message.detail
                 self._happens(message.attempt_id, ev.Reject(message.status, *why))
             case Unknown():
@@ -460,7 +462,7 @@ class IngressConnections:
             case SetLogs():
                 logs.change(message.level, message.logger, message.access)
             case _:
-                raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
+                raise WireError(f"an ingress does not take {type(message).__name__} from a router")
 
     def _fleet_is(self, fleet: Fleet) -> None:
         self.fleet = fleet

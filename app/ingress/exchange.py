@@ -26,6 +26,13 @@ JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 
+COMMENT = b": keep-alive\n\n"
+"""A comment, which readers of server-sent events skip (HTML standard, 9.2.6)."""
+
+CANDIDATE_BYTES = 200
+"""Memory of a candidate with its log probability. ASSUMPTION: a tuple of four (88 bytes), a short text (60), two
+numbers (56)."""
+
 CLIENT_CLOSED = 499
 """Status that metrics show for a client that left: nginx's number (`NGX_HTTP_CLIENT_CLOSED_REQUEST`)."""
 
@@ -37,9 +44,9 @@ class HttpExchange:
     """
 
     __slots__ = (
-        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_id", "_kept",
-        "_limits", "_live", "_open", "_pending", "_requests",
-        "_started_s", "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
+        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_held_bytes", "_id",
+        "_kept", "_limits", "_live", "_open", "_pending", "_requests", "_sent",
+        "_started_s", "_tokens", "_writer", "_written_s", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +66,9 @@ class HttpExchange:
         self._open = 0  # requests that have not finished
         self._pending: list[bytes] = []
         self._finish: bytes | None = None
+        self._sent = False  # some output; comments are none
+        self._held_bytes = 0
+        self._written_s = started_s
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
@@ -137,6 +147,8 @@ class HttpExchange:
             writer = self._writer
             if writer is None:
                 choice.absorb(out)
+                if choice.logprobs:
+                    self._hold(choice, out)
                 return
             data = writer.piece(choice, out, self._usage if self.plan.continuous_usage else None)
         except Exception as error:
@@ -147,6 +159,13 @@ class HttpExchange:
                 self._requests.flush_soon(self)
             self._pending.append(data)
 
+    def _hold(self, choice: Choice, out: Out) -> None:
+        """Counts the memory of a piece's log probabilities, which wait for the end of the answer."""
+        more = (out.prompt_logprobs or ()) if choice.tokens == out.n_tokens else ()
+        entries = [*(out.logprobs or ()), *more]
+        self._held_bytes += CANDIDATE_BYTES * sum(1 + len(entry[3]) for entry in entries if entry is not None)
+        self._requests.answers.hold(self, self._held_bytes)
+
     def split(self, others: list[IngressRequest]) -> None:
         """Counts in the requests that go on with some choices of one that was split."""
         self._live += others
@@ -154,7 +173,7 @@ class HttpExchange:
 
     def unsent(self) -> bool:
         """Returns whether nothing of the answer has been sent."""
-        return not self.reply.started and not self._pending
+        return not self._sent and not self._pending
 
     def finished(self, request: IngressRequest) -> None:
         """Counts a request as finished, and completes the answer after the last one."""
@@ -243,8 +262,12 @@ class HttpExchange:
         reply = self.reply
         if reply.gone:
             return
-        if not reply.started:
-            reply.start([SSE, NO_CACHE, *self._headers()])
+        if self._requests.keeps_alive:
+            self._written_s = self._requests.connections.now_s()
+        if not self._sent:
+            self._sent = True
+            if not reply.started:
+                reply.start([SSE, NO_CACHE, *self._headers()])
             if self._kept is not None and self._kept.wire is not None:
                 self._kept.at_s["written"] = self._requests.connections.now_s()
         pending, self._pending = self._pending, []
@@ -253,6 +276,16 @@ class HttpExchange:
             reply.end(b"".join(pending))
         elif pending:
             reply.write(pending[0] if len(pending) == 1 else b"".join(pending))
+
+    def keep_alive(self, silent_s: float) -> None:
+        """Writes a comment if the answer is a stream on which nothing was written for `silent_s`."""
+        reply, now_s = self.reply, self._requests.connections.now_s()
+        if not self.plan.stream or self.closed or reply.gone or now_s - self._written_s < silent_s:
+            return
+        self._written_s = now_s
+        if not reply.started:
+            reply.start([SSE, NO_CACHE, *self._headers()])
+        reply.write(COMMENT)
 
     def fail(self, error: ApiError) -> None:
         """Ends the exchange with an error, sent as a status before the first byte and as an event after it."""
@@ -277,6 +310,8 @@ class HttpExchange:
     def _close(self, code: int) -> None:
         self.closed = True
         requests = self._requests
+        if self._held_bytes:
+            requests.answers.hold(self, 0)
         requests.closed(self)
         metrics, request_class = requests.metrics, self.plan.terms.request_class
         metrics.answered(code, request_class)

@@ -122,9 +122,10 @@ INGRESS: tuple[Metric, ...] = (
     counter(
         "sluice_listener_refusals_total",
         "requests",
-        "Requests that were refused or dropped before they were complete, by reason: `connections` (too many "
-        "connections), `memory` (the connections hold too many bytes of requests) or `late` (a request took too long "
-        "to arrive).",
+        "Requests and connections that the listener refused or dropped, by reason: `connections` (too many "
+        "connections), `address` (too many from one address), `memory` (the connections hold too many bytes of "
+        "requests), `late` (a request took too long to arrive), `host` (a name by which the server does not answer) or "
+        "`unread` (clients leave too many bytes of answers unread, and this one most).",
         "reason",
     ),
     counter(

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from actors.telemetry.facts import Answered, Kept, Place
 from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
+from app.ingress.http.memory import SharedBytes
 
 if TYPE_CHECKING:
     from actors.telemetry.traces import Traces
 
 log = logging.getLogger(__name__)
+
+
+KEEP_ALIVE_LOOKS = 4
+"""Times that silent streams are looked for in the time after which one gets a comment."""
 
 
 class RequestId(NamedTuple):
@@ -34,6 +39,7 @@ class OpenRequest(Protocol):
     """The methods of a request for output that `OpenRequests` calls; `app.ingress.exchange` implements them."""
 
     def flush(self) -> None: ...
+    def keep_alive(self, silent_s: float) -> None: ...
     def fail(self, error: ApiError) -> None: ...
     def broken(self, error: Exception) -> None: ...
 
@@ -51,6 +57,11 @@ class OpenRequests:
         self._observers = connections.observers
         self.metrics = connections.metrics
         self.draining = False
+        config = connections.config
+        self._silent_s = config.sse_keep_alive_s
+        self._keeping: asyncio.TimerHandle | None = None
+        self.answers: SharedBytes[OpenRequest] = SharedBytes(config.max_answer_bytes, _drop)
+        """The memory of whole answers that are not complete."""
         self._open: set[OpenRequest] = set()
         self._dirty: list[OpenRequest] = []
         self._idle = asyncio.Event()
@@ -86,6 +97,8 @@ class OpenRequests:
     def opened(self, request: OpenRequest) -> None:
         """Counts `request` as under way."""
         self._open.add(request)
+        if self._silent_s is not None and self._keeping is None:
+            self._keeping = self._loop.call_later(self._silent_s / KEEP_ALIVE_LOOKS, self._keep_alive)
 
     def closed(self, request: OpenRequest) -> None:
         """Counts `request` as over, and ends the drain with the last one."""
@@ -128,6 +141,24 @@ class OpenRequests:
                 request.fail(draining("This replica was stopped before the answer was complete; try again."))
             return False
 
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether silent streams get comments."""
+        return self._silent_s is not None
+
+    def _keep_alive(self) -> None:
+        """Has silent streams kept alive, and looks again as long as any request is under way."""
+        self._keeping = None
+        if not self._open or self._silent_s is None:
+            return
+        self._keeping = self._loop.call_later(self._silent_s / KEEP_ALIVE_LOOKS, self._keep_alive)
+        for request in list(self._open):
+            try:
+                request.keep_alive(self._silent_s)
+            except Exception as error:  # a bug; the other answers go on
+                self.metrics.internal_errors.inc()
+                request.broken(error)
+
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         for request in dirty:
@@ -136,3 +167,9 @@ class OpenRequests:
             except Exception as error:  # a bug: the other answers go on
                 self.metrics.internal_errors.inc()
                 request.broken(error)
+
+
+def _drop(request: OpenRequest) -> None:
+    message = "The answers that wait here for their ends take too much memory, and this one takes the most."
+    advice = "Ask for a stream, or for fewer log probabilities."
+    request.fail(ApiError(503, f"{message} {advice}", code="answer_memory", retry_after_s=1.0))

@@ -134,6 +134,6 @@ async def get(connection: Connection, path: str, timeout_s: float) -> tuple[int,
 def post_bytes(path: str, body: dict[str, Any], **headers: str) -> bytes:
     """Returns the bytes of a POST with a JSON body."""
     data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data

@@ -55,7 +55,10 @@ class Crowd:
                     "temperature": 0,
                 }
             ).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
+            ).encode()
             s = socket.create_connection(self._address, timeout=60)
             s.sendall(head + body)
             self._sockets.append(s)

@@ -160,6 +160,9 @@ def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHa
             f"the prompt has {len(tokens)} tokens; the context of {config.max_model_len} must hold one more"
         )
         raise Refused("bad_request", message, param="prompt")
+    if msg.resume is not None and not 0 <= msg.resume.n_tokens < left:
+        message = f"{msg.resume.n_tokens} tokens are resumed, but the context has room for {left}"
+        raise Refused("bad_request", message, param="resume")
     if params.max_tokens is not None and params.max_tokens > left:
         message = f"max_tokens is {params.max_tokens}, but the context has room for {left}"
         raise Refused("bad_request", message, param="max_tokens")

@@ -25,7 +25,8 @@ class Connection(Protocol):
 
 def build_head(status: int, date_line: bytes, headers: Headers, keep_alive: bool) -> bytes:
     """Returns the head of an answer: the status line, the headers and the empty line."""
-    parts = [_STATUS_LINE[status], date_line]
+    # a status without a known phrase has none (RFC 9112, 4)
+    parts = [_STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, date_line]
     parts += [b"%s: %s\r\n" % pair for pair in headers if pair != CLOSE]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)

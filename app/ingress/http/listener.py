@@ -19,13 +19,21 @@ import uvicorn
 
 from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
-from app.ingress.http.protocol import FastHttpProtocol
+from app.ingress.http.crowd import Crowd
+from app.ingress.http.hosts import permits
+from app.ingress.http.memory import SharedBytes
+from app.ingress.http.protocol import Bounds, FastHttpProtocol, cut_slow
 from app.ingress.http.reply import Reply, Request
 from app.listening import bound_socket, uvicorn_config, uvicorn_server
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+
+ACCEPTED_AT_ONCE = 16
+"""Connections that asyncio accepts before it serves others. Where the process may open no more files, Python 3.11
+tries, logs and plans another try for each of them, every second. uvloop accepts and closes instead.
+"""
 
 FLUSH_S = 3.0
 """Seconds that clients get to read the ends of their answers when the listener stops. ASSUMPTION: a client that reads
@@ -83,24 +91,33 @@ class Listener:
         config = self._config
         sock = self._socket = bound_socket(config.host, config.port, config.reuse_port)
         self.port = sock.getsockname()[1]
-        max_connections = _affordable(self._app.config.max_connections)
+        permitted = permits(config.host, self._app.config.allowed_hosts)
+        limits, refused = self._app.config, self._app.metrics.listener_refused
+        max_connections = _affordable(limits.max_connections)
         fast_protocol = partial(
             FastHttpProtocol,
             dispatch=self._dispatch,
-            max_body_bytes=self._app.config.max_body_bytes,
-            slow_client_bytes=self._app.config.slow_client_bytes,
-            memory=self._app.request_memory,
-            max_connections=max_connections,
-            observed=OBSERVED,
-            refused=self._app.metrics.listener_refused,
+            bounds=Bounds(
+                max_body_bytes=limits.max_body_bytes,
+                slow_client_bytes=limits.slow_client_bytes,
+                memory=self._app.request_memory,
+                unread=SharedBytes(limits.max_unread_bytes, cut_slow),
+                crowd=Crowd(
+                    max_connections, min(max_connections, limits.max_connections_per_address), refused
+                ),
+                observed=OBSERVED,
+                permits=permitted,
+                admit=self._app.admit_head,
+                refused=refused,
+            ),
         )
         self._app.transport = "fast" if config.fast else "plain"
         settings = uvicorn_config(
-            self._app,
+            partial(self._app, permits=permitted),
             config.tls_cert,
             config.tls_key,
             http=fast_protocol if config.fast else "auto",
-            backlog=config.backlog,
+            backlog=min(config.backlog, ACCEPTED_AT_ONCE),
             timeout_keep_alive=int(config.keep_alive_s),
             # uvicorn's own protocol counts the new connection, too
             limit_concurrency=max_connections + 1,
@@ -108,6 +125,8 @@ class Listener:
         server = uvicorn_server(settings)
         await server.on_tick(0)
         await server.startup([sock])
+        # the kernel's queue is longer than what is accepted at once
+        sock.listen(config.backlog)
         garbage.settle()
         no_memory.watch()
         self._server = server

@@ -5,8 +5,11 @@ so all connections of a replica share one bound on them.
 """
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from app.api.errors import ApiError
+
+H = TypeVar("H")
 
 SMALL_BYTES = 64 * 2**10
 """Bytes that each connection may hold whatever the others hold, so that large requests never keep small ones out. The
@@ -43,3 +46,27 @@ class RequestMemory:
         self._refused()
         message = f"{self.held_bytes} bytes of requests are arriving or waiting here; try again later."
         return ApiError(503, message, code="request_memory", retry_after_s=1.0, close=True)
+
+
+class SharedBytes(Generic[H]):
+    """Counts the bytes that each of many holders keeps for its client. Beyond `limit_bytes` for all of them the holder
+    with the most bytes is dropped, and the next, until the rest is within it.
+
+    `drop` is called with a holder that no longer counts.
+    """
+
+    def __init__(self, limit_bytes: int, drop: Callable[[H], None]) -> None:
+        self.held_bytes = 0
+        self._limit_bytes, self._drop = limit_bytes, drop
+        self._held: dict[H, int] = {}
+
+    def hold(self, holder: H, n_bytes: int) -> None:
+        """Counts that `holder` keeps `n_bytes` now; 0 ends it."""
+        before = self._held.pop(holder, 0)
+        if n_bytes:
+            self._held[holder] = n_bytes
+        self.held_bytes += n_bytes - before
+        while self.held_bytes > self._limit_bytes:
+            largest = max(self._held, key=self._held.__getitem__)
+            self.held_bytes -= self._held.pop(largest)
+            self._drop(largest)

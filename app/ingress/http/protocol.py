@@ -5,12 +5,17 @@ for 16 tokens against 0.2 ms (docs/design.md). uvicorn's `Server` still runs the
 the methods at the bottom.
 
 The protocol keeps connections alive and answers pipelined requests in order. It limits headers and body, knows `Expect:
-100-continue`, and cuts and reports a stream whose client leaves more than `slow_client_bytes` unread. After a refusal
-it keeps the connection for a while, so that the client can read the refusal. A request has no timer of its own: the
-listener sweeps over all connections for timeouts.
+100-continue`, and cuts and reports a stream whose client leaves more than `slow_client_bytes` unread. A wish for
+another protocol (`Upgrade`) is ignored, and trailers are dropped. After a refusal it keeps the connection for a while,
+so that the client can read the refusal. A request has no timer of its own: the listener sweeps over all connections for
+timeouts.
 
 Memory before an answer begins is bounded. A connection is not read while a complete request waits on it, so it holds
-one such request and the rest of one read (256 kB with uvloop). `RequestMemory` bounds the sum over all connections.
+one such request and the rest of one read (256 kB with uvloop). `RequestMemory` bounds the sum over all connections. A
+large body of a request that would be refused whatever it holds is not read: `admit` looks at the head.
+
+Memory after an answer has begun is bounded, too: by `slow_client_bytes` for a stream, and by `SharedBytes` for all that
+clients have not read. A client may read as slowly as it likes within that.
 """
 
 import asyncio
@@ -18,15 +23,19 @@ import logging
 import select
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 
-from app.api.errors import ApiError, too_large, too_many_connections
+from actors.wire.tcp import queued_bytes
+from app.api.errors import ApiError, host_not_allowed, no_memory, too_large
+from app.ingress.http.crowd import Crowd, Reason, address_of
 from app.ingress.http.fast_reply import HttpReply, build_head
-from app.ingress.http.memory import RequestMemory
-from app.ingress.http.reply import GONE_DISCONNECTED, Headers, Reply, Request
+from app.ingress.http.head import ONCE, check_head, without_upgrade
+from app.ingress.http.memory import SMALL_BYTES, RequestMemory, SharedBytes
+from app.ingress.http.reply import GONE_DISCONNECTED, GONE_SLOW, Headers, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -41,46 +50,58 @@ PART_BYTES = 64
 WAITING_BYTES = 1024
 """Bytes of a waiting request beside its body. ASSUMPTION: `sys.getsizeof` of its objects adds up to some 700."""
 
-SPARE_CONNECTIONS = 64
-"""Connections beyond `max_connections` that are answered: probes and scrapes as ever, others with a refusal."""
+HIGH_WATER_BYTES = 16 * 2**10
+"""Unread bytes of a connection above which they are counted. ASSUMPTION: more than a client that keeps up ever has; all
+connections below it together have 128 MB at most.
+"""
 
 LINGER_S = 5.0
 
 _JSON: Headers = [(b"content-type", b"application/json")]
 
 Dispatch = Callable[[Request, Reply], None]
+Admit = Callable[[Request], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The things that the connections of one port share: limits, counts, and the checks of a head.
+
+    `unread` has the bytes that clients have not read. `observed` are the paths that are answered beyond the limits of
+    `crowd`. `permits` says whether a Host may be answered. `admit` raises `ApiError` for a request, whose body has not
+    come yet, that would be refused whatever it holds. `refused` counts a refusal by its reason.
+    """
+
+    max_body_bytes: int
+    slow_client_bytes: int
+    memory: RequestMemory
+    unread: "SharedBytes[FastHttpProtocol]"
+    crowd: Crowd
+    observed: Collection[str]
+    permits: Callable[[bytes], bool]
+    admit: Admit
+    refused: Callable[[str], None]
 
 
 class FastHttpProtocol(asyncio.Protocol):
     """One client connection.
 
-    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes`, `memory`, `max_connections`, `observed` (the
-    paths that are answered beyond them), and `refused`, which counts a refusal by its reason. uvicorn's `Server` adds
-    the other arguments for each connection that it accepts.
+    The listener gives `dispatch` and `bounds`. uvicorn's `Server` adds the other arguments for each connection that it
+    accepts.
     """
 
     def __init__(
         self,
         *,
         dispatch: Dispatch,
-        max_body_bytes: int,
-        slow_client_bytes: int,
-        memory: RequestMemory,
-        max_connections: int,
-        observed: Collection[str],
-        refused: Callable[[str], None],
+        bounds: Bounds,
         config: Any,
         server_state: Any,
         app_state: Any,
         _loop: Any = None,
     ) -> None:
         self._dispatch = dispatch
-        self._max_body_bytes = max_body_bytes
-        self._slow_client_bytes = slow_client_bytes
-        self._memory = memory
-        self._max_connections = max_connections
-        self._observed = observed
-        self._refused = refused
+        self._bounds = bounds
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
@@ -90,11 +111,16 @@ class FastHttpProtocol(asyncio.Protocol):
         self._waiting_bytes = 0
         self._held_bytes = 0  # as `_memory` counts them
         self._unread = False  # a request waits; no reading
-        self._crowded = False  # one of the spare connections
+        self._address: str | None = None
+        self._crowded: Reason | None = None  # one of the spare connections
         self._paused = False
         self._closing = False  # no further request is read
         self._closed = False
         self._sweeps = 0  # sweeps since the last change
+        # unread at the last sweep, with what the kernel holds
+        self._left_bytes = 0
+        # the head is read again without its wish for another protocol
+        self._upgrading = False
         self._reset()
 
     def _reset(self) -> None:
@@ -103,23 +129,26 @@ class FastHttpProtocol(asyncio.Protocol):
         self._header_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._head_done = False
         self._in_request = False
 
     # ---------------------------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        connections = self._server.connections
-        connections.add(self)
-        more = len(connections) - self._max_connections
-        self._crowded = more > 0
-        if more > SPARE_CONNECTIONS:
-            self._refused("connections")
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[attr-defined]
+        self._server.connections.add(self)
+        crowd = self._bounds.crowd
+        self._address = address_of(transport.get_extra_info("peername"))
+        self._crowded = crowd.enter(self._address)
+        if self._crowded is not None and not crowd.has_spare(self._crowded, self._address):
             transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = self._closing = True
         self._server.connections.discard(self)
+        self._bounds.crowd.leave(self._address)
+        self._bounds.unread.hold(self, 0)
         self._let_go()
         current, self._current = self._current, None
         if current is not None:
@@ -129,20 +158,19 @@ class FastHttpProtocol(asyncio.Protocol):
         if self._closing:
             return  # lingering: the client is still sending
         try:
-            self._parser.feed_data(data)
+            self._read(memoryview(data))
             if self._in_request or self._waiting or self._held_bytes:
                 self._count_held()
-                self._memory.check_held(self._held_bytes)
+                self._bounds.memory.check_held(self._held_bytes)
         except ApiError as error:
             self._let_go()
             self._read_on()
             self._refuse(error)
-        except httptools.HttpParserUpgrade:
-            # The request is answered as an ordinary one; the rest of the connection is in a protocol unknown here.
-            self._closing = True
-            self._count_held()
         except httptools.HttpParserError as error:
             cause = error.__context__
+            if isinstance(cause, MemoryError):
+                self._let_go()
+                cause = no_memory()
             refusal = (
                 cause
                 if isinstance(cause, ApiError)
@@ -150,11 +178,36 @@ class FastHttpProtocol(asyncio.Protocol):
             )
             self._refuse(refusal)
 
+    def _read(self, data: memoryview) -> None:
+        """Parses what has come. The parser stops behind a head that wishes for another protocol and skips its body, so
+        a new one goes on from there, after the same head without the wish.
+        """
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                # the rest behind a CONNECT is for somebody else
+                if not self._upgrading:
+                    self._closing = True
+                    self._count_held()
+                    return
+                self._upgrading = False
+                data = data[stop.args[0] :]
+                parser = self._parser
+                head = without_upgrade(
+                    parser.get_method(), self._url, parser.get_http_version(), self._headers
+                )
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
+
     def pause_writing(self) -> None:
         self._paused = True
+        self._count_unread()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._bounds.unread.hold(self, 0)
         if self._waiting and self._current is None:
             self._loop.call_soon(self._next)
 
@@ -171,32 +224,56 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value) + HEADER_BYTES)
-        self._headers[name.lower()] = value
+        if self._head_done:
+            return  # a trailer; none has a meaning here
+        name = name.lower()
+        if name in ONCE and name in self._headers:
+            raise ApiError(
+                400, f"The request has more than one {name.decode()} header.", code="repeated_header"
+            )
+        self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        if self._crowded and self._path() not in self._observed:
-            self._refused("connections")
-            raise too_many_connections(self._max_connections)
-        length = self._headers.get(b"content-length")
-        if length is not None and length.isdigit():
-            self._check_length(int(length))
-        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
+        self._head_done = True
+        check_head(self._parser.get_http_version(), self._headers)
+        method = self._parser.get_method()
+        if self._parser.should_upgrade() and method != b"CONNECT":
+            self._upgrading = True
+            return
+        host = self._headers.get(b"host", b"")
+        if not self._bounds.permits(host):
+            self._bounds.refused("host")
+            raise host_not_allowed(host.decode("ascii", "replace"))
+        path = self._path()
+        if self._crowded is not None and path not in self._bounds.observed:
+            raise self._bounds.crowd.refusal(self._crowded)
+        length = self._headers.get(b"content-length", b"")
+        n_bytes = int(length) if length.isdigit() else None
+        if n_bytes is not None:
+            self._check_length(n_bytes)
+        behind = self._current is not None or bool(self._waiting)
+        expects = self._headers.get(b"expect", b"").lower() == b"100-continue"
+        large = n_bytes > SMALL_BYTES if n_bytes is not None else b"transfer-encoding" in self._headers
+        if (large or expects) and not behind:
+            self._bounds.admit(Request(method.decode("ascii"), path, self._headers, b""))
+        if expects and self._current is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._max_body_bytes:
-            raise too_large(self._max_body_bytes)
+        if self._body_bytes > self._bounds.max_body_bytes:
+            raise too_large(self._bounds.max_body_bytes)
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         self._in_request = False
-        if self._closing:
-            return  # an earlier request ended it
+        # an earlier request ended it, or the head is read again
+        if self._closing or self._upgrading:
+            return
         version = self._parser.get_http_version()
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        keep_alive = version != "1.0" and self._parser.should_keep_alive() and not self._crowded
+        keep_alive = version != "1.0" and self._parser.should_keep_alive() and self._crowded is None
         request = Request(method, self._path(), self._headers, body, self._address)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
@@ -215,9 +292,9 @@ class FastHttpProtocol(asyncio.Protocol):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _check_length(self, n_bytes: int) -> None:
-        if n_bytes > self._max_body_bytes:
-            raise too_large(self._max_body_bytes)
-        self._memory.check_announced(n_bytes)
+        if n_bytes > self._bounds.max_body_bytes:
+            raise too_large(self._bounds.max_body_bytes)
+        self._bounds.memory.check_announced(n_bytes)
 
     def _path(self) -> str:
         try:
@@ -237,7 +314,7 @@ class FastHttpProtocol(asyncio.Protocol):
         held = self._waiting_bytes
         if self._in_request:
             held += self._header_bytes + self._body_bytes + PART_BYTES * len(self._body)
-        self._memory.change(self._held_bytes, held)
+        self._bounds.memory.change(self._held_bytes, held)
         self._held_bytes = held
 
     def _let_go(self) -> None:
@@ -257,6 +334,8 @@ class FastHttpProtocol(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if not self._closed and self.transport is not None:
             self.transport.write(data)
+            if self._paused:
+                self._count_unread()
 
     def behind(self) -> bool:
         """Returns whether more output waits for the client than the `slow_client_bytes` that it may leave unread."""
@@ -264,12 +343,17 @@ class FastHttpProtocol(asyncio.Protocol):
         return (
             self._paused
             and transport is not None
-            and transport.get_write_buffer_size() > self._slow_client_bytes
+            and transport.get_write_buffer_size() > self._bounds.slow_client_bytes
         )
+
+    def _count_unread(self) -> None:
+        if self.transport is not None:
+            self._bounds.unread.hold(self, self.transport.get_write_buffer_size())
 
     def cut(self, reason: str) -> None:
         """Drops the connection now; the owner of the current reply learns `reason`."""
         current, self._current = self._current, None
+        self._bounds.unread.hold(self, 0)
         self._let_go()
         if self.transport is not None:
             self.transport.abort()
@@ -307,6 +391,12 @@ class FastHttpProtocol(asyncio.Protocol):
         self._current = reply
         try:
             self._dispatch(request, reply)
+        except MemoryError:
+            if reply.started:
+                self.cut("out of memory")
+            else:
+                error = no_memory()
+                reply.respond(error.status, [*_JSON, *error.headers()], error.body())
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             if reply.started:
@@ -315,11 +405,14 @@ class FastHttpProtocol(asyncio.Protocol):
                 reply.respond(500, _JSON, ApiError(500, "Internal error; see the server's log.").body())
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers a request that cannot be read, and lets the client finish sending before the connection ends."""
-        self._closing = True
+        """Answers a request that cannot be read, and lets the client finish sending before the connection ends.
+
+        What comes behind the last request of a connection is no request, and has no answer.
+        """
+        ended, self._closing = self._closing, True
         self._reset()
         self._count_held()
-        if self._current is not None or self._waiting:
+        if ended or self._current is not None or self._waiting:
             return  # `finished` closes the connection
         body = error.body()
         headers = [*_JSON, *error.headers(), (b"content-length", b"%d" % len(body))]
@@ -331,7 +424,7 @@ class FastHttpProtocol(asyncio.Protocol):
     # ------------------------------------------------------------------ what the listener and uvicorn's Server use
 
     def sweep(self, period_s: float, idle_s: float, request_s: float) -> None:
-        """Closes a connection that idles, sends or reads too slowly, or lingers after a refusal.
+        """Closes a connection that idles, sends too slowly, reads nothing, or lingers after a refusal.
 
         The listener calls it every `period_s` seconds. Time is counted in calls, not by the clock, so that a client
         does not pay for a pause of this process.
@@ -341,15 +434,27 @@ class FastHttpProtocol(asyncio.Protocol):
         if self._current is not None or (self._waiting and not self._paused):
             self._sweep_behind(period_s, request_s)
             return
+        if self._paused and self._has_read():
+            self._sweeps = 0
         slow = self._in_request or self._paused
-        lingers = self._closing or self._crowded
+        lingers = (self._closing and not self._paused) or self._crowded is not None
         limit_s = LINGER_S if lingers else request_s if slow else idle_s
         self._sweeps += 1  # the first sweep may come at once
         if (self._sweeps - 1) * period_s > limit_s:
             if self._in_request:
-                self._refused("late")
+                self._bounds.refused("late")
                 self._let_go()
             self.transport.abort() if self._paused else self.transport.close()
+
+    def _has_read(self) -> bool:
+        """Returns whether the client has read some of its answer since the last sweep. What the kernel holds counts,
+        since it frees our buffer in lumps of megabytes.
+        """
+        assert self.transport is not None
+        self._count_unread()
+        before = self._left_bytes
+        self._left_bytes = self.transport.get_write_buffer_size() + queued_bytes(self.transport)
+        return self._left_bytes < before
 
     def _sweep_behind(self, period_s: float, request_s: float) -> None:
         """Looks at what is behind an answer under way: a client that has left, or a request that does not end.
@@ -363,7 +468,7 @@ class FastHttpProtocol(asyncio.Protocol):
         elif self._in_request and not self._closing:
             self._sweeps += 1
             if (self._sweeps - 1) * period_s > request_s:
-                self._refused("late")
+                self._bounds.refused("late")
                 self._closing = True
                 self._let_go()
 
@@ -372,6 +477,12 @@ class FastHttpProtocol(asyncio.Protocol):
         self._closing = True
         if self._current is None and not self._waiting and self.transport is not None:
             self.transport.close()
+
+
+def cut_slow(connection: FastHttpProtocol) -> None:
+    """Drops the connection that has the most unread bytes, because those of all connections are too many."""
+    connection._bounds.refused("unread")
+    connection.cut(GONE_SLOW)
 
 
 def _has_left(transport: asyncio.Transport) -> bool:

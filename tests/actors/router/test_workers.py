@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.router.workers import place_of, reports, ups, worker_of, workers_of
+from actors.router.workers import MAX_RANKS, check, place_of, reports, ups, worker_of, workers_of
 from actors.wire.messages import EngineInfo, Status
 from policies.state.views import Health
 
@@ -51,3 +51,14 @@ def test_each_rank_is_reported_and_a_report_that_lacks_one_is_refused() -> None:
 def test_no_engine_is_no_worker() -> None:
     assert worker_of(None, None) is None
     assert worker_of(None, 1) is None
+
+
+def test_an_engine_has_only_so_many_ranks() -> None:
+    """Each would be a worker: 2**31 of them would take the router's memory, and minutes."""
+    check(info(dp_ranks=8))
+    with pytest.raises(ValueError, match=f"2147483648 ranks; at most {MAX_RANKS}"):
+        check(
+            EngineInfo(
+                "e", "decode", "sim", "m", "g", ("unix:/x",), 2**31, 2**31, 16, 9, "n", 1, 3.0, dp_ranks=2**31
+            )
+        )

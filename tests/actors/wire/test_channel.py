@@ -16,7 +16,7 @@ import pytest
 from actors.wire import channel as wire
 from actors.wire import sockets
 from actors.wire.channel import Channel, Identity, WireError
-from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prove, Tokens
+from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prefill, Prove, Tokens
 from actors.wire.sockets import connect, listen
 
 HELLO = Hello(PROTOCOL_VERSION, "ingress", "raw", b"n" * 16)
@@ -191,6 +191,11 @@ async def test_frames_may_arrive_in_any_pieces(unsecured: Pair) -> None:
     assert unsecured.server.reasons == ["closed by peer"]
 
 
+def packed(body: bytes) -> bytes:
+    """A frame with any content."""
+    return struct.pack(">I", len(body)) + body
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -200,6 +205,11 @@ async def test_frames_may_arrive_in_any_pieces(unsecured: Pair) -> None:
         (struct.pack(">I", 3) + b"\xc1\xc1\xc1", "protocol error"),
         (frame(HELLO) + struct.pack(">I", 4) + b"\x91\x92\xa1x", "protocol error"),
         (struct.pack(">I", 9) + msgspec.msgpack.encode([["Nope"]]) + b"\x00" * 9, "protocol error"),
+        (frame(HELLO) + packed(b"\x91\x92\xa6Cancel\xa1\xff"), "protocol error"),  # a text that is no UTF-8
+        (
+            frame(HELLO) + packed(b"\x91\x94\xa7Prefill\xa1x\x90\x81\xa1x" + b"\x91" * 20_000),
+            "protocol error",
+        ),
         (frame(Cancel("x")), "before the handshake"),
         (frame(Hello(99, "ingress", "raw")), "protocol 99"),
         (frame(HELLO, HELLO), "after the handshake"),
@@ -218,6 +228,39 @@ async def test_garbage_closes_once_and_says_why(unsecured: Pair, data: bytes, re
     writer.close()
     again = await unsecured.connect()  # the listener goes on
     again.close()
+
+
+async def test_a_message_that_cannot_be_encoded_takes_no_other_with_it(unsecured: Pair) -> None:
+    """Messages of many requests share a write."""
+    channel = await unsecured.connect()
+    channel.send(Cancel("a"))
+    channel.send(Prefill("b", [1], {"seed": 2**70}, 1.0))
+    channel.send(Cancel("c"))
+    await until(lambda: len(unsecured.server.messages) == 2)
+    assert unsecured.server.messages == [Cancel("a"), Cancel("c")]
+    channel.close()
+
+
+async def test_a_message_that_the_handler_does_not_take_ends_the_connection_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: list[str] = []
+
+    def refuse(channel: Channel, message: object) -> None:
+        raise wire.WireError("this is for somebody else")
+
+    listener, address = await listen(
+        f"unix:{tmp_path}/s.sock",
+        lambda: Channel(
+            Identity("engine", "e"), refuse, None, lambda channel, reason: reasons.append(reason)
+        ),
+    )
+    client = await connect((address,), Side(Identity("ingress", "i")).new)
+    client.send(Cancel("a"))
+    await until(lambda: reasons)
+    assert reasons == ["protocol error from ingress i: this is for somebody else"]
+    assert not [record for record in caplog.records if record.exc_info]
+    listener.close()
 
 
 async def test_a_peer_that_says_nothing_is_dropped(unsecured: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

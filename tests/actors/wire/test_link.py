@@ -63,3 +63,22 @@ async def test_a_peer_that_does_not_read_does_not_keep_the_connection(
     await until(lambda: down)
     assert up[0].closed.done()
     server.close()
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_a_link_ends_at_whatever_moment_it_is_stopped(turns: int) -> None:
+    """One of the moments is that in which its peer has been found."""
+
+    async def find() -> tuple[str, ...]:
+        return ("unix:/nobody",)
+
+    link = Link(ME, find, lambda c, m: None, lambda c: None, lambda reason: None, "nobody")
+    link.start()
+    task = link._task
+    assert task is not None
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await link.stop()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert task.done()

@@ -254,3 +254,8 @@ def test_a_bad_extension_header_is_named(headers: dict[bytes, bytes], param: str
     with pytest.raises(ApiError) as caught:
         plan_chat(orjson.dumps(CHAT), headers, Defaults())
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_who_may_never_come_back_gets_no_time_for_it() -> None:
+    assert ApiError(503, "m", retry_after_s=float("inf")).headers() == []
+    assert ApiError(503, "m", retry_after_s=0.2).headers() == [(b"retry-after", b"1")]

@@ -311,7 +311,9 @@ async def rig(
 
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
     """The bytes of one HTTP request."""
-    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers]
+    if body:
+        lines.append("content-type: application/json")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
+from app.ingress.http import crowd, protocol
 from app.ingress.http import listener as listener_module
-from app.ingress.http import protocol
 from app.ingress.http.listener import ListenerConfig
 from tests.app.ingress.rig import MODEL, Rig, pair, raw, rig, until
 
@@ -23,6 +23,9 @@ READ_BYTES = 256_000
 """Bytes that uvloop reads at once (UV_STREAM_RECV_BUF_SIZE)."""
 
 SHORT = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a", "max_tokens": 2}))
+CHUNKED = raw(
+    "POST", "/v1/completions", b"", "transfer-encoding: chunked", "content-type: application/json"
+).replace(b"content-length: 0\r\n", b"")
 STREAM = raw("POST", "/v1/completions", orjson.dumps({"prompt": "a", "max_tokens": 2, "stream": True}))
 
 
@@ -34,6 +37,11 @@ class Client:
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
+
+    async def pause(self) -> None:
+        """Lets the server read what was sent so far."""
+        await self._writer.drain()
+        await asyncio.sleep(0)
 
     @property
     def unsent_bytes(self) -> int:
@@ -153,9 +161,7 @@ async def test_what_waits_is_answered_and_reading_goes_on(tmp_path: Path) -> Non
 async def test_many_small_parts_count_what_they_take(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made, clients(made) as connect:
         client = await connect()
-        client.send(
-            b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 1000
-        )
+        client.send(CHUNKED + b"2\r\nxx\r\n" * 1000)
         # 1,000 parts of 2 bytes, each of which takes 64 more
         await until(lambda: held(made) > 66_000, "66 kB held")
         client.leave()
@@ -222,7 +228,7 @@ async def test_all_connections_together_hold_so_many_bytes(tmp_path: Path, fast:
         assert await announced.refusal() == (503, "request_memory", "1")
         # as it grows
         growing = await connect()
-        growing.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        growing.send(CHUNKED)
         growing.send(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
         await until(lambda: held(made) > 890_000 + 0x10000, "another part")
         for _ in range(9):
@@ -253,7 +259,7 @@ async def test_a_refused_request_behind_a_running_answer_holds_nothing(tmp_path:
         client = await connect()
         client.send(STREAM)
         attempt_id = await running(made)
-        client.send(b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(CHUNKED)
         client.send(b"18000\r\n" + b"x" * 0x18000 + b"\r\n")
         await until(lambda: held(made) > 0x18000, "a body")
         client.send(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
@@ -295,7 +301,7 @@ async def test_a_connection_too_many_gets_503_and_probes_get_their_answers(tmp_p
 async def test_beyond_the_spare_connections_none_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr(crowd, "SPARE_CONNECTIONS", 1)
     monkeypatch.setattr(protocol, "LINGER_S", 0.0)
     async with rig(tmp_path, pair(tmp_path), config(max_connections=1)) as made, clients(made) as connect:
         first = await connect()

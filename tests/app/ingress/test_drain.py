@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from actors.wire import messages as wire
-from tests.app.ingress.rig import Rig, pair, rig, until
+from tests.app.ingress.rig import Rig, pair, raw, rig, until
 
 
 async def decoding(made: Rig, **more: Any) -> tuple["asyncio.Task[httpx.Response]", str]:
@@ -76,8 +76,7 @@ async def test_an_answer_that_is_complete_is_not_cut_while_its_client_reads(tmp_
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", made.listener.port))
         body = json.dumps(made.chat()).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        await loop.sock_sendall(sock, head.encode() + body)
+        await loop.sock_sendall(sock, raw("POST", "/v1/chat/completions", body))
         p, d = made.engines["p"], made.engines["d"]
         await until(lambda: p.of(wire.Prefill))
         attempt_id = p.of(wire.Prefill)[0].attempt_id
@@ -100,8 +99,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(tmp_path: Pa
     async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
         reader, writer = await asyncio.open_connection("127.0.0.1", made.listener.port)
         body = json.dumps(made.chat()).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(raw("POST", "/v1/chat/completions", body))
         p, d = made.engines["p"], made.engines["d"]
         await until(lambda: p.of(wire.Prefill))
         attempt_id = p.of(wire.Prefill)[0].attempt_id

@@ -285,12 +285,12 @@ async def test_head_has_no_body(fast: Rig) -> None:
     [
         (b"complete nonsense\r\n\r\n", b"400"),
         (b"GET / HTTP/9.9\r\n\r\n", b"400"),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000 + b"\r\n\r\n", b"431"),
         # 2,000 headers of 1 and 0 bytes count (1 + 32) x 2,000 = 66,000 bytes
         (b"GET / HTTP/1.1\r\n" + b"x:\r\n" * 2000 + b"\r\n", b"431"),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"431"),
-        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n", b"413"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n", b"413"),
     ],
 )
 async def test_what_is_no_http_is_refused_in_openais_shape(fast: Rig, data: bytes, status: bytes) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from actors.wire import messages as wire
+from app.api.plan import plan_chat, plan_completion
+from app.ingress import asgi
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import HfCodec, WordCodec
 from tests.app.ingress.play import byte_tokenizer
 from tests.app.ingress.rig import MODEL, pair, rig, until
 
 MIB = 2**20
+CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
 CHARS_PER_TOKEN = 7
 """Letters of the longest token of `byte_tokenizer`, in which a byte is a letter."""
 
@@ -230,4 +234,118 @@ async def test_a_long_conversation_is_rendered_and_tokenised_aside(
         path, body = conversation("the END")
         assert (await made.client.post(path, json=body)).status_code == 200
         assert codec.rendered_here == [False, True]
+        await made.idle()
+
+
+# ------------------------------------------------------------------------------------------------------ large bodies
+
+
+async def test_the_loop_goes_on_while_a_large_body_is_parsed(
+    tmp_path: Path, codec: CountingCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_here: list[bool] = []
+
+    def plan(body: bytes, headers: Any, defaults: Any) -> Any:
+        parsed_here.append(threading.current_thread() is threading.main_thread())
+        return plan_chat(body, headers, defaults)
+
+    monkeypatch.setattr(asgi, "plan_chat", plan)
+    async with rig(tmp_path, pair(tmp_path, max_model_len=100_000), codec=codec) as made:
+        for size in (1000, 100_000):
+            body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+            body["metadata"] = {"x": "y" * size}
+            answer = await made.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+        assert parsed_here == [True, False]
+        await made.idle()
+
+
+async def test_a_large_body_that_is_wrong_is_answered_as_a_small_one(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        pad = {"metadata": {"x": "y" * 100_000}}
+        for body, code in (
+            ({"prompt": "a", "temperature": 9}, "invalid_value"),
+            ({"prompt": "a", "x": [[]] * 70_000}, "body_too_complex"),
+            ({"prompt": "a", "model": "other"}, "model_not_found"),
+        ):
+            answer = await made.client.post("/v1/completions", json=body | pad)
+            assert answer.json()["error"]["code"] == code
+            assert "x-request-id" in answer.headers
+        answer = await made.client.post("/v1/completions", content=b"{" + b" " * 100_000)
+        assert answer.json()["error"]["code"] == "invalid_json"
+        assert made.app._parsing == 0
+        await made.idle()
+
+
+async def test_who_leaves_while_a_large_body_is_parsed_costs_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def plan(body: bytes, headers: Any, defaults: Any) -> Any:
+        assert go_on.wait(60)
+        return plan_completion(body, headers, defaults)
+
+    monkeypatch.setattr(asgi, "plan_completion", plan)
+    large = {"prompt": "a", "max_tokens": 2, "metadata": {"x": "y" * 100_000}}
+    async with rig(tmp_path, pair(tmp_path), replace(CONFIG, max_in_flight=1)) as made:
+        task = asyncio.create_task(made.client.post("/v1/completions", json=large))
+        await until(lambda: made.app._parsing == 1)
+        # it counts as under way
+        refused = await made.client.post("/v1/completions", json={"prompt": "a"})
+        assert refused.json()["error"]["code"] == "too_many_requests"
+        task.cancel()
+        server = made.listener._server
+        assert server is not None
+        await until(
+            lambda: all(c._current is None for c in server.server_state.connections), "a closed connection"
+        )  # type: ignore[union-attr]
+        go_on.set()
+        await until(lambda: made.app._parsing == 0)
+        assert not made.engines["p"].of(wire.Prefill)
+        answer = await made.client.post("/v1/completions", json=large)
+        assert answer.status_code == 200
+        await made.idle()
+
+
+async def test_without_memory_for_it_a_request_is_answered_with_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(body: bytes, headers: Any, defaults: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(asgi, "plan_completion", plan)
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        for pad in ("", "y" * 100_000):
+            answer = await made.client.post("/v1/completions", json={"prompt": "a", "metadata": {"x": pad}})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
+            assert answer.headers["retry-after"] == "1"
+        assert (await made.client.get("/health")).status_code == 200
+        await made.idle()
+
+
+async def test_answers_with_too_many_log_probabilities_are_shed(tmp_path: Path) -> None:
+    """The memory of what is kept until the end is counted; a stream keeps nothing."""
+    bounds = replace(CONFIG, max_answer_bytes=100_000)
+    entry = ("a", 1, -0.5, [("b", 2, -1.0)] * 20)
+    async with rig(tmp_path, pair(tmp_path, auto=False), bounds) as made:
+        for stream in (True, False):
+            body = {"prompt": "a", "max_tokens": 100, "logprobs": 20, "stream": stream}
+            task = asyncio.create_task(made.client.post("/v1/completions", json=body))
+            n = 1 if stream else 2
+            await until(lambda n=n: len(made.engines["p"].of(wire.Prefill)) == n)
+            attempt_id = made.engines["p"].of(wire.Prefill)[-1].attempt_id
+            made.engines["p"].finish_prefill(attempt_id)
+            await until(lambda n=n: len(made.engines["d"].of(wire.Decode)) == n)
+            made.engines["d"].admit(attempt_id)
+            # 21 candidates x 200 bytes = 4,200 bytes a token; the 24th passes the bound
+            for _ in range(30):
+                made.engines["d"].token(attempt_id, "a ", logprobs=[entry])
+            made.engines["d"].token(attempt_id, "a ", finish="stop", logprobs=[entry])
+            answer = await task
+            if stream:
+                assert answer.text.endswith("data: [DONE]\n\n")
+            else:
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "answer_memory")
+            assert made.app.requests.answers.held_bytes == 0
         await made.idle()

@@ -19,7 +19,7 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import HttpExchange
 from app.ingress.tokenizer import WordCodec
-from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
+from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, raw, rig, until
 
 
 def post(made: Rig, **more: Any) -> asyncio.Task[httpx.Response]:
@@ -355,10 +355,7 @@ async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", made.listener.port))
         body = json.dumps(made.chat(stream=True, max_tokens=1000)).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-        )
-        await loop.sock_sendall(sock, head + body)
+        await loop.sock_sendall(sock, raw("POST", "/v1/chat/completions", body))
         attempt_id = await advance(made, "decode")
         for _ in range(400):
             made.engines["d"].token(attempt_id, "x" * 50_000)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.wire import messages as wire
+from actors.wire.channel import WireError
 from actors.wire.sockets import listen
 from app.api.extensions import ClassSlo
 from app.ingress import links
@@ -253,3 +254,11 @@ async def test_warm_engines_begin_no_readiness_and_keep_it(tmp_path: Path) -> No
         await until(lambda: not made.connections.live)
         for engine in engines:
             engine.live.clear()
+
+
+@pytest.mark.parametrize("status", [-1, 1, 200, 600])
+async def test_a_router_rejects_with_an_errors_status_only(tmp_path: Path, status: int) -> None:
+    """A head with any other number could not be written, and the client would wait for its answer."""
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        with pytest.raises(WireError, match="rejects with status"):
+            made.connections._from_router(None, wire.Reject("a", status, "no", 1.0))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def ask_at_once(port: int, count: int) -> list[socket.socket]:
     """Connections that have sent a request, made without a turn of the event loop: nothing has accepted them yet."""
     asked = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
     for one in asked:
-        one.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        one.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     return asked
 
 

@@ -191,3 +191,18 @@ async def test_what_cannot_be_the_beginning_is_refused(rig: Rig, broken: Resume,
     assert (failed.code, failed.retryable) == ("bad_request", False)
     assert message in failed.message
     await c.rests()
+
+
+@pytest.mark.parametrize("n_tokens", [-1, 2**53])
+async def test_more_than_the_context_holds_is_not_resumed(rig: Rig, n_tokens: int) -> None:
+    """A number like this would be a sequence without end, of which the engine died."""
+    e = await node(rig)
+    for attempt_id, message in (
+        ("p", Prefill("p", PROMPT, {}, 60.0, resume=Resume(0, n_tokens, [], 0))),
+        ("d", Decode("d", PROMPT, {}, None, 60.0, resume=Resume(0, n_tokens, [], 0))),
+    ):
+        e.client.channel.send(message)
+        failed = await e.client.wait(attempt_id, Failed)
+        assert (failed.code, failed.param) == ("bad_request", "resume")
+    e.client.decode("after", PROMPT, max_tokens=2)
+    await outs(e, "after")

@@ -1,0 +1,74 @@
+"""The number of connections that a port has, over all and by the address that they come from."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from app.api.errors import ApiError, too_many_connections
+
+SPARE_CONNECTIONS = 64
+"""Connections beyond a limit that are answered: probes and scrapes as ever, others with a refusal."""
+
+Reason = Literal["connections", "address"]
+"""The limit that a connection is beyond: that of all connections, or that of its address."""
+
+
+class Crowd:
+    """Counts the connections of one port. `refused` is called with the reason of each refusal."""
+
+    def __init__(self, most: int, most_by_address: int, refused: Callable[[Reason], None]) -> None:
+        self._most, self._most_by_address, self._refused = most, most_by_address, refused
+        self._count = 0
+        self._by_address: Counter[str] = Counter()
+
+    def enter(self, address: str | None) -> Reason | None:
+        """Counts a new connection, and returns the limit that it is beyond. A Unix socket has no address."""
+        self._count += 1
+        if address is not None:
+            self._by_address[address] += 1
+        if self._count > self._most:
+            return "connections"
+        return "address" if self._by_address[address or ""] > self._most_by_address else None
+
+    def leave(self, address: str | None) -> None:
+        """Counts a connection as ended."""
+        self._count -= 1
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def has_spare(self, reason: Reason, address: str | None) -> bool:
+        """Returns whether a connection beyond a limit may ask anything at all; a refusal is counted."""
+        if reason == "connections":
+            more = self._count - self._most
+        else:
+            more = self._by_address[address or ""] - self._most_by_address
+        if more > SPARE_CONNECTIONS:
+            self._refused(reason)
+        return more <= SPARE_CONNECTIONS
+
+    def refusal(self, reason: Reason) -> ApiError:
+        """Returns the 503 for a request on a connection beyond a limit, and counts it."""
+        self._refused(reason)
+        return too_many_connections(
+            self._most if reason == "connections" else self._most_by_address, reason == "address"
+        )
+
+
+def address_of(peer: object) -> str | None:
+    """Returns the address that a connection counts under, from the transport's `peername`: an IPv4 address, or the /64
+    of an IPv6 address, since that is what one customer of a provider has (RFC 6177). None for a Unix socket.
+    """
+    if not isinstance(peer, tuple):
+        return None
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))

@@ -1,0 +1,174 @@
+"""Bounds on a single request: what ordinary clients send passes, and what costs too much is refused by name."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from app.api import budget, structure
+from app.api.errors import ApiError
+from app.api.extensions import Defaults
+from app.api.plan import plan_chat, plan_completion
+from app.api.structure import check_structure
+
+DEFAULTS = Defaults(16, 600.0)
+
+
+def chat(**more: Any) -> bytes:
+    return orjson.dumps({"messages": [{"role": "user", "content": "x"}]} | more)
+
+
+def completion(**more: Any) -> bytes:
+    return orjson.dumps({"prompt": "x"} | more)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def tool(name: str, properties: int) -> dict[str, Any]:
+    one = {"type": "string", "description": "d" * 200, "enum": ["a", "b"]}
+    parameters = {"type": "object", "properties": {f"p{i}": one for i in range(properties)}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "d" * 1000, "parameters": parameters},
+    }
+
+
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+# ------------------------------------------------------------------------------------------------ what people send
+
+
+def test_ordinary_requests_pass() -> None:
+    for body in (
+        chat(n=128, logprobs=True, top_logprobs=20),
+        chat(tools=[tool(f"t{i}", 40) for i in range(50)]),
+        chat(response_format=as_format(nested(20))),
+        chat(
+            response_format=as_format(
+                {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+            )
+        ),
+        chat(
+            stop=["\n\n", "END"],
+            stop_token_ids=list(range(100)),
+            logit_bias={str(i): -100 for i in range(5000)},
+        ),
+        orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
+    ):
+        check_structure(body)
+        plan_chat(body, {}, DEFAULTS)
+    for body in (
+        completion(prompt='a, {b}: ["c"]\\ ' * 300_000),
+        completion(prompt=list(range(1_000_000))),
+        completion(prompt=["x" * 4000] * 1024, logprobs=5, max_tokens=1),
+        completion(prompt=[[1] * 1000] * 128, logprobs=20),
+    ):
+        check_structure(body)
+        plan_completion(body, {}, DEFAULTS)
+
+
+def test_an_ordinary_echo_passes() -> None:
+    plan = plan_completion(
+        completion(prompt=["x" * 16_000] * 128, echo=True, logprobs=1, max_tokens=1), {}, DEFAULTS
+    )
+    assert plan.fit([[1] * 4000] * 128, 8192, 100) == [1] * 128
+
+
+# ------------------------------------------------------------------------------------------------ what costs too much
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(n=128, response_format=as_format(nested(40))), "response_format"),  # 2 levels each
+        (chat(response_format=as_format({"enum": list(range(33_000))})), "response_format"),
+        (chat(response_format=as_format({"const": "x" * 600_000})), "response_format"),
+        (chat(response_format=as_format({"x" * 600_000: 1})), "response_format"),
+        (
+            chat(response_format=as_format({"const": 2**63})).replace(b"9223372036854775808", b"9" * 30),
+            "response_format",
+        ),
+        (b'{"messages": [{"content": "a"}]}', "messages[0].role"),
+        (chat(tools=[tool("t", 1)] * 1025), "tools"),
+        (chat(tools=[tool("t", 300)] * 60), "tools"),
+        (chat(chat_template_kwargs={"x": [1] * 10_001}), "chat_template_kwargs"),
+        (chat(stop="x" * 4097), "stop"),
+        (chat(stop_token_ids=[1] * 1025), "stop_token_ids"),
+        (chat(logit_bias={str(i): 1 for i in range(16_385)}), "logit_bias"),
+    ],
+)
+def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        plan_chat(body, {}, DEFAULTS)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_candidates_of_a_step() -> None:
+    # 1024 prompts x 1 x (1 + 7) = 8192
+    plan_completion(completion(prompt=["x"] * 1024, logprobs=7), {}, DEFAULTS)
+    with pytest.raises(ApiError, match="is 9216; at most 8192"):
+        plan_completion(completion(prompt=["x"] * 1024, logprobs=8), {}, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "n", "logprobs", "param"),
+    [
+        # 300,000 x 128 = 38,400,000 characters
+        ("x" * 300_000, 10, 128, None, "echo"),
+        # ids count 4 characters each: 66,000 x 4 x 128 = 33,792,000
+        ([1] * 66_000, 66_000, 128, None, "echo"),
+        # 200,000 x 21 = 4,200,000 candidates
+        ("x", 200_000, 1, 20, "logprobs"),
+    ],
+)
+def test_an_echo_that_costs_too_much(
+    prompt: Any, tokens: int, n: int, logprobs: int | None, param: str
+) -> None:
+    plan = plan_completion(completion(prompt=prompt, echo=True, n=n, logprobs=logprobs), {}, DEFAULTS)
+    with pytest.raises(ApiError) as caught:
+        plan.fit([[1] * tokens], 1_000_000, 100)
+    assert (caught.value.param, caught.value.code) == (param, "request_too_costly")
+
+
+# ------------------------------------------------------------------------------------------------------- structure
+
+TOO_MANY = [
+    b'{"prompt":"a","x":[' + b"[]," * structure.MAX_OBJECTS + b"1]}",
+    b'{"prompt":"a","x":[' + b"{}," * structure.MAX_OBJECTS + b"1]}",
+    b'{"prompt":"a","x":{' + b'"a":1,' * structure.MAX_NAMES + b'"a":1}}',
+    b'{"prompt":"a","x":[' + b'"",' * structure.MAX_STRINGS + b"1]}",
+    b'{"prompt":[' + b"1," * (structure.MAX_VALUES + 1) + b"1]}",
+]
+
+
+@pytest.mark.parametrize("body", TOO_MANY, ids=["lists", "objects", "names", "strings", "values"])
+def test_too_many_parts_are_refused_before_they_are_parsed(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_structure(body)
+    assert caught.value.code == "body_too_complex"
+
+
+@pytest.mark.parametrize("piece", [b"{[", b"a: b, ", rb"\"{", rb"\\\"[{", rb"\n{"])
+def test_text_is_no_structure_however_it_looks(piece: bytes) -> None:
+    check_structure(b'{"prompt":"' + piece * structure.MAX_VALUES + b'"}')
+
+
+def test_a_quote_behind_escaped_backslashes_ends_the_text() -> None:
+    """The text ends at the second quote, so what follows is structure."""
+    with pytest.raises(ApiError):
+        check_structure(b'{"prompt":"' + b"\\\\" * 3 + b'","x":[' + b"[]," * structure.MAX_OBJECTS + b"1]}")
+
+
+def test_depth_is_counted_in_levels_of_json() -> None:
+    budget.check_schema({"a": [[]]}, "x")
+    # {"type", "json_schema": {"schema": ...}} has 3 levels, each of `nested` has 2, and the last has 2
+    plan_chat(chat(response_format=as_format(nested(29))), {}, DEFAULTS)
+    with pytest.raises(ApiError, match="levels"):
+        plan_chat(chat(response_format=as_format(nested(31))), {}, DEFAULTS)

@@ -1,0 +1,52 @@
+"""The short form of the fuzzer: a few thousand cases of each part, by a fixed seed (`make fuzz` is the long form)."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fuzz.__main__ import part
+from tests.fuzz.watch import GROWTH_BYTES, Watch
+
+SHORT = {"requests": 1500, "frames": 1500, "events": 5000, "configs": 300, "keys": 1000}
+EXPECTED = {
+    "requests": {"200", "400", "401", "404", "405", "415"}, "frames": {"taken", "ended"},
+    "events": {"taken", "refused"}, "configs": {"taken", "refused"}, "keys": {"taken", "refused"},
+}  # fmt: skip
+"""Outcomes that each part has for certain, or it would not reach what it is about."""
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Gives loggers back their levels, which a part changes."""
+    loggers = [
+        logging.getLogger(name) for name in ("actors.router", "actors.engine", "actors.wire", "app.ingress")
+    ]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize("name", SHORT)
+async def test_nothing_breaks(name: str) -> None:
+    watch = await part(name, 1, SHORT[name])
+    report = watch.report()
+    assert watch.findings == [], json.dumps(report) + "\n" + "\n".join(watch.findings[:3])
+    assert watch.cases >= SHORT[name]
+    assert set(watch.kinds) >= EXPECTED[name]
+
+
+async def test_what_goes_wrong_is_a_finding() -> None:
+    with Watch() as watch:
+        logging.getLogger("app").error("broken")
+        logging.getLogger("app").warning("odd")
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0.01)
+    assert watch.findings[0] == "broken"
+    assert "ZeroDivisionError" in watch.findings[1]
+    assert len(watch.findings) == 2
+    watch.rss = [10**8] * 10 + [10**8 + GROWTH_BYTES + 1] * 10
+    assert "memory grew" in (watch.report() and watch.findings[-1])
