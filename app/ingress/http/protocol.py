@@ -274,7 +274,7 @@ class FastHttpProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode("ascii")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive() and self._crowded is None
-        request = Request(method, self._path(), self._headers, body, self._address)
+        request = Request(method, self._path(), self._headers, body, self._client)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:
@@ -286,7 +286,7 @@ class FastHttpProtocol(asyncio.Protocol):
                 self._unread = True
                 self.transport.pause_reading()
 
-    def _address(self) -> str:
+    def _client(self) -> str:
         """Returns the address of the client; empty for one that has gone, or on a unix socket."""
         peer = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) else ""
