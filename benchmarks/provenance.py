@@ -37,7 +37,6 @@ MISSING = frozenset(
         "experiments/mfs/mfs_moe.json",
         "mfs/link.json",
         "mfs/sim.json",
-        "overhead/waterfall.json",
         "peers/peers.json",
         "peers/real.json",
         "permits/permits.json",

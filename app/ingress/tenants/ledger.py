@@ -24,6 +24,8 @@ from policies.record import record
 Limit = Literal["requests", "tokens", "parallel"]
 
 MINUTE_S = 60.0
+_ROUNDING = 1e-6
+"""Units, far below one: draining by parts leaves rounding errors, which differ from those of Redis."""
 
 
 @record
@@ -183,21 +185,25 @@ def share_of(limit: int, share: float) -> int:
     return max(1, math.floor(limit * share + 1e-9))
 
 
+def _whole(spent: float) -> int:
+    """Returns the units that are spent, a begun one as a whole one."""
+    return max(0, math.ceil(spent - _ROUNDING))
+
+
 def _fits(
     limit: Limit, most: int, bucket: Bucket, held: int, asked: int, now_s: float, share: float
 ) -> Refusal | None:
     spent = bucket.drain(most * share, now_s)
     size = max(1.0, most * share)
     if asked > most:
-        return Refusal(limit, most, math.ceil(spent) + held, asked, None)
+        return Refusal(limit, most, _whole(spent) + held, asked, None)
     wanted = min(asked, size)
     over = spent + held + wanted - size
-    # draining by parts leaves rounding errors far below a token
-    if over <= 1e-6:
+    if over <= _ROUNDING:
         return None
     # where what is held stands in the way too, the wait is a guess: when all that is spent has drained
     wait_s = min(over, spent) * MINUTE_S / (most * share)
-    return Refusal(limit, most, math.ceil(spent) + held, asked, max(wait_s, 0.001))
+    return Refusal(limit, most, _whole(spent) + held, asked, max(wait_s, 0.001))
 
 
 def _meter(most: int | None, bucket: Bucket, held: int, now_s: float, share: float) -> Meter | None:

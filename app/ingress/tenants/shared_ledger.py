@@ -61,11 +61,11 @@ if parallel and running + sequences > parallel then
   refused, used, wait = 3, running, 1
   if sequences > parallel then wait = -1 end
 elseif rpm and rs + 1 - rpm > 1e-6 then
-  refused, used, wait = 1, math.ceil(rs), math.max(0.001, math.min(rs + 1 - rpm, rs) * 60 / rpm)
+  refused, used, wait = 1, math.max(0, math.ceil(rs - 1e-6)), math.max(0.001, math.min(rs + 1 - rpm, rs) * 60 / rpm)
 elseif tpm and tokens > tpm then
-  refused, used, wait = 2, math.ceil(ts) + held, -1
+  refused, used, wait = 2, math.max(0, math.ceil(ts - 1e-6)) + held, -1
 elseif tpm and ts + held + tokens - tpm > 1e-6 then
-  refused, used = 2, math.ceil(ts) + held
+  refused, used = 2, math.max(0, math.ceil(ts - 1e-6)) + held
   wait = math.max(0.001, math.min(ts + held + tokens - tpm, ts) * 60 / tpm)
 else
   if rpm then

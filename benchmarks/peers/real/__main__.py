@@ -60,7 +60,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What serves the other sides: the program of vllm-router, the interpreter of Ray Serve LLM, and the model."""
+    """The parts of the other sides: program of vllm-router, interpreter of Ray Serve LLM, and the model."""
 
     program: Path | None
     interpreter: Path | None

@@ -17,6 +17,7 @@ from actors.engine.vllm.connector import LISTENER, listener
 from actors.engine.vllm.connector.listener import HandshakeListener
 from actors.engine.vllm.connector.messages import SluiceStats
 from actors.engine.vllm.connector.scheduler import SluiceScheduler
+from benchmarks.live.servers import free_ports
 
 HOST = "127.0.0.1"
 METADATA = {(0, 0): b"rank 0", (0, 1): b"rank 1"}
@@ -25,9 +26,8 @@ PATIENCE_MS = 20_000
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that the kernel gives to none of the tests beside this one."""
+    return free_ports(1)[0]
 
 
 class Served:

@@ -27,6 +27,7 @@ from actors.engine.vllm.connector.acquaintance import Peer
 from actors.engine.vllm.connector.messages import SluiceMetadata
 from actors.engine.vllm.connector.scheduler import SluiceScheduler
 from actors.engine.vllm.connector.worker import SluiceWorker
+from actors.engine.vllm.launch import reserve_ports
 from actors.engine.vllm.stats import Ledger, Transfer
 from app.models import resolve
 
@@ -79,9 +80,11 @@ class Pair:
 
     def __init__(self, **options: Any) -> None:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-        # Temporary sockets find free ports for the side channel, on which only `p` listens, and for torch.
-        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
-            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free.getsockname()[1])
+        # Only `p` listens on the side channel. Its port is held, as by an engine, and is none that the kernel gives to
+        # the tests beside this one; that of torch is needed at once.
+        port, self._held = reserve_ports("127.0.0.1", 1)
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+        with socket.create_server(("127.0.0.1", 0)) as other:
             store = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         self.p = Side("p", "prefill", store, **options)
         self.d = Side("d", "decode", store, **options)
