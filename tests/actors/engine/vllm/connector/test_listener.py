@@ -77,14 +77,24 @@ def served() -> Iterator[Served]:
     assert not served.thread.is_alive()
 
 
-def handshake(port: int, rank: tuple[int, int] = (0, 0)) -> list[bytes]:
+def handshake(port: int, rank: tuple[int, int] = (0, 0), patience_ms: int = PATIENCE_MS) -> list[bytes]:
     """The parts of the answer to one request, asked over a REQ socket as vLLM's worker does in `_nixl_handshake`."""
     with zmq.Context() as context, context.socket(zmq.REQ) as asker:
         asker.setsockopt(zmq.LINGER, 0)
-        asker.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        asker.setsockopt(zmq.RCVTIMEO, patience_ms)
         asker.connect(f"tcp://{HOST}:{port}")
         asker.send(msgspec.msgpack.encode((GET, *rank)))
         return list(asker.recv_multipart())
+
+
+def asked_until_answered(port: int) -> list[bytes]:
+    """The answer to one of several requests, each of which is given up after two seconds."""
+    end_s = time.monotonic() + PATIENCE_MS / 1e3
+    while True:
+        try:
+            return handshake(port, patience_ms=2000)
+        except zmq.Again:
+            assert time.monotonic() < end_s, "no request was answered"
 
 
 GARBAGE = {
@@ -144,10 +154,11 @@ def test_a_socket_that_fails_is_opened_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(HandshakeListener, "_answer_all", failing)
     monkeypatch.setattr(listener, "REOPEN_S", 0.01)
     served = Served(free_port())
-    # what the socket that fails has taken is lost
     served.until_reopened()
-    assert handshake(served.port)[0] == b"rank 0"
-    assert served.counts.reopened == 1
+    # What the socket that fails has taken is lost. ZeroMQ closes it in a thread of its own, so it may still take a
+    # request now, and hold the port for a moment.
+    assert asked_until_answered(served.port)[0] == b"rank 0"
+    assert served.counts.reopened >= 1
     served.stop.set()
     served.thread.join(20)
 
