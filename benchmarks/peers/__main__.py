@@ -29,8 +29,8 @@ from benchmarks.live import measure, targets, wrk
 from benchmarks.live.kept import Parts
 from benchmarks.live.machine import LIVE_CODE, command, facts, save
 from benchmarks.live.measure import Measurement
-from benchmarks.live.servers import ROOT, Server, ServerError, running
-from benchmarks.peers import environment, tokenising
+from benchmarks.live.servers import Server, ServerError, running
+from benchmarks.peers import environment, tokenising, turns
 from benchmarks.peers.report import draw, markdown, rows
 from benchmarks.peers.rows import CLIENTS, PROMPTS, PYTHON, WRK, Case, chosen
 from benchmarks.peers.sides import HOT, LEAN, MODEL, ROUTER, SIDES, SLUICE, Ticks, command_of
@@ -38,8 +38,7 @@ from benchmarks.progress import teller
 
 CODE = (*LIVE_CODE, "benchmarks/peers")
 """The folders that decide what is measured; a part of this folder runs in processes of its own."""
-OUT = ROOT / "benchmarks" / "results" / "peers"
-ROUNDS, QUICK_ROUNDS = 8, 2
+ROUNDS = 8
 SETTLE_S = 2.0
 """Seconds between the start of a side and its first row: processes of Ray are busy for a while after it."""
 
@@ -61,13 +60,6 @@ class Setup:
         return list(dict.fromkeys(case.step_s for case in self.cases))
 
 
-def order(sides: Sequence[str], number: int) -> list[str]:
-    """Returns the sides as a round has them: the next one begins in every round, and odd rounds go backwards."""
-    first = number % len(sides)
-    turned = [*sides[first:], *sides[:first]]
-    return turned[:1] + turned[:0:-1] if number % 2 else turned
-
-
 class Rounds:
     """The rounds of one run. `program` is vllm-router, `executable` is wrk; files of the servers lie in `folder`."""
 
@@ -84,7 +76,7 @@ class Rounds:
         """
         samples: list[dict[str, Any]] = []
         cases = [case for case in self.setup.cases if case.step_s == step_s]
-        for side in order(self.setup.sides, number):
+        for side in turns.order(self.setup.sides, number):
             command = command_of(side, self.folder, Ticks(step_s), self.program)
             with running(command, self.say) as server:
                 time.sleep(SETTLE_S)
@@ -149,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 1 if a request failed, a server misbehaved, or the code changed meanwhile."""
     args = _arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, turns.leave)
     say, begun_s, notes = teller(), time.monotonic(), []
     program = peer = None
     executable = wrk.find(args.wrk)
@@ -160,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         programs = (WRK, PYTHON) if executable else (PYTHON,)
         if executable is None:
             notes.append("wrk is not installed (Debian: apt install wrk): there are no rows of that client.")
-        rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+        rounds = args.rounds or (turns.QUICK_ROUNDS if args.quick else ROUNDS)
         cases = tuple(chosen(args.quick, programs, args.clients))
         setup = Setup(rounds, tuple(args.sides), cases, args.seed, args.quick)
         machine = facts("benchmarks.peers.__main__", CODE)
@@ -199,36 +191,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def failures(whole: Mapping[str, Any]) -> dict[str, int]:
     """Returns the failures of all requests of a result by side, row and reason."""
-    found: dict[str, int] = {}
-    for part in whole["rounds"]:
-        for one in part["samples"]:
-            for reason, count in one["failures"].items():
-                name = f"{SIDES[one['side']]}, {one['row']}: {reason}"
-                found[name] = found.get(name, 0) + count
-    return found
-
-
-def _leave(number: int, _frame: Any) -> None:
-    raise SystemExit(128 + number)
+    samples = (one for part in whole["rounds"] for one in part["samples"])
+    return turns.failures(SIDES, ((one["side"], one["row"], one["failures"]) for one in samples))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rounds", type=int, help=f"alternations (default: {ROUNDS}; with --quick {QUICK_ROUNDS})"
-    )
-    parser.add_argument("--quick", action="store_true", help="a few rows, each for a second")
-    parser.add_argument(
-        "--sides",
-        nargs="+",
-        choices=tuple(SIDES),
-        default=list(SIDES),
-        help="what is measured (default: all)",
-    )
+    parser = turns.parser("benchmarks.peers", __doc__, SIDES, ROUNDS)
     parser.add_argument(
         "--clients",
         nargs="+",
@@ -237,9 +205,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=CLIENTS,
         help="only rows with as many clients",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     return parser.parse_args(argv)
 
 

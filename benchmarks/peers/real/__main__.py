@@ -12,7 +12,6 @@ logarithms. A finished side of a round is kept (`benchmarks.live.kept`), and the
 status is 1 if a request failed or a server misbehaved; no time makes it fail.
 """
 
-import argparse
 import signal
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from typing import Any
 from benchmarks.live import measure, targets
 from benchmarks.live.kept import Parts
 from benchmarks.live.machine import LIVE_CODE, command, facts, save
-from benchmarks.live.servers import ROOT, ServerError, running
+from benchmarks.live.servers import ServerError, running
 from benchmarks.peers import environment as router_environment
-from benchmarks.peers.__main__ import order
+from benchmarks.peers import turns
 from benchmarks.peers.real import environment as ray_environment
 from benchmarks.peers.real.report import draw, markdown, rows
 from benchmarks.peers.real.rows import CASES
@@ -36,9 +35,8 @@ from benchmarks.peers.real.sides import OPTIONS, RAY, ROUTER, SIDES, command_of
 from benchmarks.progress import teller
 
 CODE = (*LIVE_CODE, "benchmarks/peers")
-OUT = ROOT / "benchmarks" / "results" / "peers"
 NAME = "real"
-ROUNDS, QUICK_ROUNDS = 4, 2
+ROUNDS = 4
 SETTLE_S = 5.0
 """Seconds between the first answer of a side and what is measured: processes of Ray are busy for a while after it."""
 IDLE_S, QUICK_IDLE_S = 15.0, 3.0
@@ -114,7 +112,7 @@ def run(setup: Setup, peers: Peers, kept: Parts, say: Say) -> list[dict[str, Any
     found = []
     with tempfile.TemporaryDirectory(prefix="sluice-peers-") as folder:
         for number in range(setup.rounds):
-            for side in order(setup.sides, number):
+            for side in turns.order(setup.sides, number):
                 part = partial(measured, setup, peers, number, side, Path(folder), say)
                 found.append(kept.once(f"round {number + 1}, {side}", part, say))
     return found
@@ -122,20 +120,15 @@ def run(setup: Setup, peers: Peers, kept: Parts, say: Say) -> list[dict[str, Any
 
 def failures(whole: Mapping[str, Any]) -> dict[str, int]:
     """Returns the failures of all requests of a result by side, row and reason."""
-    found: dict[str, int] = {}
-    for part in whole["parts"]:
-        for one in part["rows"]:
-            for reason, count in one["failures"].items():
-                name = f"{SIDES[part['side']]}, {one['row']}: {reason}"
-                found[name] = found.get(name, 0) + count
-    return found
+    samples = ((part["side"], one["row"], one["failures"]) for part in whole["parts"] for one in part["rows"])
+    return turns.failures(SIDES, samples)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 1 if a request failed, a server misbehaved, or the code changed meanwhile."""
-    args = _arguments(argv)
+    args = turns.parser("benchmarks.peers.real", __doc__, SIDES, ROUNDS).parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, turns.leave)
     say, begun_s = teller(), time.monotonic()
     try:
         peers = Peers(
@@ -143,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ray_environment.install() if RAY in args.sides else None,
             targets.model_directory(),
         )
-        rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+        rounds = args.rounds or (turns.QUICK_ROUNDS if args.quick else ROUNDS)
         setup = Setup(rounds, tuple(args.sides), args.seed, args.quick)
         machine = facts("benchmarks.peers.real.__main__", CODE)
         config = {**asdict(setup), "rows": list(CASES), "engines": asdict(OPTIONS)}
@@ -174,32 +167,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     met = sum(row.met is True for row in verdicts)
     say(f"{met} of {len(verdicts)} aims are met; {args.out / f'{NAME}.md'} has all")
     return 1 if failed else 0
-
-
-def _leave(number: int, _frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers.real",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rounds", type=int, help=f"alternations (default: {ROUNDS}; with --quick {QUICK_ROUNDS})"
-    )
-    parser.add_argument("--quick", action="store_true", help="rows of a few seconds")
-    parser.add_argument(
-        "--sides",
-        nargs="+",
-        choices=tuple(SIDES),
-        default=list(SIDES),
-        help="what is measured (default: all)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from benchmarks.live.measure import CHAT, Measurement
-from benchmarks.peers.__main__ import Setup, failures, order, sample_of
+from benchmarks.peers.__main__ import Setup, failures, sample_of
 from benchmarks.peers.rows import CASES, FAST_STEP_S, STEP_S, Case
 from benchmarks.peers.sides import HOT, LEAN, MODEL, ROUTER, SIDES, SLUICE, Ticks, command_of
+from benchmarks.peers.turns import order
 
 
 def test_every_side_is_measured_in_every_round_and_begins_as_often_as_the_others() -> None:

@@ -155,8 +155,8 @@ def test_a_socket_that_fails_is_opened_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(listener, "REOPEN_S", 0.01)
     served = Served(free_port())
     served.until_reopened()
-    # What the socket that fails has taken is lost. ZeroMQ closes it in a thread of its own, so it may still take a
-    # request now, and hold the port for a moment.
+    # ZeroMQ closes the failed socket in a thread of its own. For a moment that socket still holds the port, and a
+    # request that it takes is lost.
     assert asked_until_answered(served.port)[0] == b"rank 0"
     assert served.counts.reopened >= 1
     served.stop.set()
