@@ -12,15 +12,19 @@ from benchmarks.live.servers import Command, ServerError, answers, free_ports, i
 
 pytestmark = pytest.mark.live
 
-# Answers /health with 200 and leaves a child in a session of its own, which outlives its parent like Ray's daemons do.
+# Leaves a child in a session of its own, which outlives its parent like Ray's daemons do, and a child of that. Answers
+# /health with 200 once both are there: `exec` closes their end of the pipe.
 DAEMON = """
-import http.server, os, subprocess, sys
+import http.server, os, sys
+read, write = os.pipe()
 if os.fork() == 0:
     os.setsid()
     open(sys.argv[2], "w").write(str(os.getpid()))
     if os.fork() == 0:
         open(sys.argv[2] + "2", "w").write(str(os.getpid()))
     os.execvp("sleep", ["sleep", "300"])
+os.close(write)
+os.read(read, 1)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
