@@ -43,7 +43,7 @@ class Ingresses:
         return lost
 
     def own(self, channel: Channel, attempt_id: RequestId) -> None:
-        """Makes the connection's ingress the owner of the attempt. Raises ValueError if the connection is no
+        """Makes the connection's ingress the owner of the attempt. Raises WireError if the connection is no
         ingress's.
         """
         ingress = self._ingresses.get(channel)

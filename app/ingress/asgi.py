@@ -168,8 +168,8 @@ class IngressApp:
         if request.path not in OUTPUT or request.method != "POST":
             return
         try:
-            _check_media_type(request)
             self._caller(request)
+            _check_media_type(request)
             self._admit()
             self._context()
         except ApiError as error:
@@ -229,8 +229,8 @@ class IngressApp:
 
     def _plan(self, plan_of: PlanOf, request: Request, reply: Reply, request_id: RequestId) -> None:
         """Plans a request for output and starts it: at once, or later where a thread reads its large body."""
-        _check_media_type(request)
         caller = self._caller(request)
+        _check_media_type(request)
         started_s = self._admit()
         size = len(request.body)
         if size <= PARSED_ASIDE_BYTES:

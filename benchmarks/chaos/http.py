@@ -119,7 +119,7 @@ async def get(connection: Connection, path: str, timeout_s: float) -> tuple[int,
     ran; the connection is then dropped.
     """
     pieces: list[bytes] = []
-    request = f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     asking = asyncio.ensure_future(connection.ask(request, pieces.append))
     try:
         if not await within(timeout_s, asking):

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.router.ingresses import Ingresses
-from actors.wire.channel import Channel, Identity
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import PROTOCOL_VERSION, Hello
 
 
@@ -37,5 +37,5 @@ async def test_a_request_that_came_back_over_another_connection_outlives_the_fir
 
 
 async def test_only_an_ingress_may_own() -> None:
-    with pytest.raises(ValueError, match="no ingress"):
+    with pytest.raises(WireError, match="is no ingress"):
         Ingresses().own(channel("e"), "a")

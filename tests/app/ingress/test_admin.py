@@ -218,7 +218,11 @@ async def test_every_prompt_and_attempt_of_a_request_is_explained(made: Rig) -> 
 
 
 async def test_status_and_metrics_say_how_loaded_the_fleet_is(made: Rig) -> None:
-    await until(lambda: made.connections.fleet_status is not None, "the router's figures")
+    def known() -> bool:
+        report = made.connections.fleet_status
+        return bool(report and report.load and report.load.decode is not None)
+
+    await until(known, "the router's figures of its engines")
     load = (await made.client.get("/sluice/status")).json()["load"]
     assert load["regime"] == "normal" and load["prefill"] == load["decode"] == 0.0
     assert set(load["idle"]) == {one.id for one in made.connections.engines()}

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from app.ingress.admin import _METHODS, PATH
-from tests.app.ingress.rig import ADMIN_KEY, Rig, pair, rig
+from app.ingress.config import IngressConfig
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, pair, rig
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 ASKED = [(method, PATH + name) for name, methods in _METHODS.items() for method in methods]
@@ -57,6 +58,12 @@ SENT_BY_PROXIES = {
 }
 
 
+KNOWN_NAMES = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, allowed_hosts=("api.example.com",))
+"""Without the name of the proxy, its requests would be refused for that alone: `allowed_hosts` is what an operator sets
+behind a proxy that passes it on.
+"""
+
+
 async def refused(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
     for method, path in ASKED:
         answer = await client.request(method, path, headers=headers, json={"dispatch": {"max_queue": 1}})
@@ -73,7 +80,7 @@ async def unchanged(made: Rig) -> None:
 async def test_nothing_that_proxies_send_from_this_machine_gives_a_right(
     tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    async with rig(tmp_path, pair(tmp_path)) as made:
+    async with rig(tmp_path, pair(tmp_path), KNOWN_NAMES) as made:
         async with httpx.AsyncClient(base_url=made.url, timeout=100) as client:
             await refused(client, headers)
         await unchanged(made)
@@ -120,7 +127,7 @@ async def nginx(folder: Path, upstream: int) -> AsyncIterator[str]:
 async def test_behind_a_real_nginx_with_its_defaults_only_the_key_administers(tmp_path: Path) -> None:
     folder = tmp_path / "nginx"
     folder.mkdir()
-    async with rig(tmp_path, pair(tmp_path)) as made, nginx(folder, made.listener.port) as url:
+    async with rig(tmp_path, pair(tmp_path), KNOWN_NAMES) as made, nginx(folder, made.listener.port) as url:
         async with httpx.AsyncClient(base_url=url, timeout=100) as client:
             for headers in SENT_BY_PROXIES.values():
                 await refused(client, headers)
