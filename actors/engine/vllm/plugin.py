@@ -112,14 +112,19 @@ def in_spawned_child() -> None:
 
 
 def register() -> None:
-    """Binds the life of this process to its parent's if it is a child of an engine's owner; otherwise does nothing."""
+    """Binds the life of this process to its parent's if it is a child of an engine's owner, and prepares it for that.
+    Elsewhere, as in vLLM's own server, only `NAP_ENV` has an effect.
+    """
     global imported_at_s
     imported_at_s = time.time()
     for package in UNNEEDED:
         if package in sys.modules and sys.modules[package] is None:
             del sys.modules[package]
     owner = os.environ.get(PARENT_ENV, "")
-    if not owner.isdigit() or int(owner) == os.getpid():
+    if not owner.isdigit():
+        nap_instead_of_spinning()
+        return
+    if int(owner) == os.getpid():
         return
     die_with_parent(int(owner))
     write_stacks_at_signal()

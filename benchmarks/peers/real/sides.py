@@ -6,6 +6,11 @@
 
 Every side has one prefill and one decode engine of the installed vLLM with the same options, each on a core of its own
 (or half of the cores), and moves KV over NIXL. What else a side needs shares these cores, as does the client.
+
+The engines of the other sides are tuned as Sluice's are, so that what is compared is what stands around them. On shared
+cores three habits of vLLM cost a server most of its throughput: its processes spin while they wait for one another,
+NIXL's progress threads spin, and the thread that computes is moved to the machine's last core. Sluice's plugin
+(`plugin.NAP_ENV`) and a connector (`benchmarks.peers.real.connector`) correct them in all engines.
 """
 
 import json
@@ -14,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from actors.engine.vllm.plugin import NAP_ENV
 from benchmarks.live.servers import Command, free_ports, python
 from benchmarks.live.targets import API_SERVER, MODEL, EngineOptions, sluice_vllm
 
@@ -47,6 +53,7 @@ def engine_environment(bound: str) -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
         "TORCH_COMPILE_DISABLE": "1",
+        NAP_ENV: "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -57,7 +64,12 @@ def engine_environment(bound: str) -> dict[str, str]:
 
 def kv_transfer(role: str) -> dict[str, str]:
     """Returns vLLM's KVTransferConfig of an engine: KV lies in the memory of the host."""
-    return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "benchmarks.peers.real.connector",
+        "kv_role": role,
+        "kv_buffer_device": "cpu",
+    }
 
 
 def server_argv(model: str, port: int, role: str) -> list[str]:

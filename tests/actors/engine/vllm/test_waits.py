@@ -1,5 +1,8 @@
 """Readers of vLLM's shared memory sleep in a CPU engine's processes, wake up when told, and never yield in a loop."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from actors.engine.vllm.plugin import NAP_ENV, nap_instead_of_spinning
+from actors.engine.vllm.plugin import NAP_ENV, PARENT_ENV, nap_instead_of_spinning
 
 shm_broadcast = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
 
@@ -64,3 +67,16 @@ def test_an_idle_reader_wakes_up_when_told(pair: tuple[Any, Any], monkeypatch: p
     writer.notify()
     reader.wait()  # would not end
     assert not reader.poller.poll(0), "the message was taken"
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_the_plugin_of_vllm_s_own_server_naps_if_it_is_told_to(value: str) -> None:
+    """The benchmark of real engines gives other servers the waits of our engines by this variable alone."""
+    code = (
+        "from actors.engine.vllm.plugin import register; register()\n"
+        "from vllm.distributed.device_communicators.shm_broadcast import SpinCondition\n"
+        "print(getattr(SpinCondition.wait, 'naps', False))"
+    )
+    env = {name: text for name, text in os.environ.items() if name != PARENT_ENV} | {NAP_ENV: value}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.split()[-1] == str(bool(value))
