@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from actors.wire.kv import unpack_hashes
-from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Standby, Status, Submit
+from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Fleet, Standby, Status, Submit
 from policies.dispatch.actions import PrefixFetch
 from policies.request.events import Lend
 from policies.state import events as ev
@@ -24,8 +24,8 @@ hundreds."""
 
 
 def check(info: EngineInfo) -> None:
-    """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks without tokens, or `#` in the
-    name.
+    """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks or a context without tokens,
+    a lease of negative length, or `#` in the name.
     """
     if info.dp_ranks > MAX_RANKS:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks; at most {MAX_RANKS}")
@@ -33,8 +33,34 @@ def check(info: EngineInfo) -> None:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:
         raise ValueError(f"engine {info.id}: {info.kv_blocks} KV blocks of {info.block_size_tokens} tokens")
+    if info.max_model_len < 1:
+        raise ValueError(f"engine {info.id} announces a context of {info.max_model_len} tokens")
+    if not (info.lease_s >= 0 and info.max_lease_s >= 0):
+        raise ValueError(
+            f"engine {info.id} announces leases of {info.lease_s} s, at most {info.max_lease_s} s"
+        )
     if "#" in info.id:
         raise ValueError(f"engine {info.id}: '#' separates the name of an engine from its rank")
+
+
+def check_fleet(fleet: Fleet) -> None:
+    """Raises ValueError for a fleet that no router has: an engine with impossible facts (`check`), blocks to hash
+    without tokens, or an impossible standby.
+    """
+    for info in fleet.engines:
+        check(info)
+    if fleet.block_tokens is not None and fleet.block_tokens < 1:
+        raise ValueError(f"prompts cannot be hashed in blocks of {fleet.block_tokens} tokens")
+    if fleet.standby is not None:
+        check_standby(fleet.standby)
+
+
+def check_standby(told: Standby) -> None:
+    """Raises ValueError for an impossible standby: a wake of negative length, or a context without tokens."""
+    if not told.wake_limit_s >= 0:
+        raise ValueError(f"a wake may take {told.wake_limit_s} s")
+    if told.abilities is not None and told.abilities.context_tokens < 1:
+        raise ValueError(f"a sleeping fleet has a context of {told.abilities.context_tokens} tokens")
 
 
 def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:

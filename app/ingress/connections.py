@@ -21,7 +21,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from actors.loop_timeout import LoopTicks, Silence
-from actors.router.workers import standby_of
+from actors.router.workers import check_fleet, standby_of
 from actors.telemetry import logs
 from actors.telemetry.times import Stamps
 from actors.wire.channel import Channel, Identity, WireError
@@ -106,6 +106,10 @@ class Connected(Life):
     __slots__ = ("out",)
 
     out: Out
+
+    def has(self, index: int) -> bool:
+        """Returns whether the request has a choice of this number (`Out.index`)."""
+        raise NotImplementedError
 
     def timed(self, stamps: Stamps) -> None:
         """Takes what an engine tells of the moments of its task. It does so only for requests that are followed."""
@@ -392,8 +396,11 @@ class IngressConnections:
             life = live.get(out.attempt_id)
             if life is None:
                 continue  # its cancellation is on the way
-            life.out = out
             usual = out.finish is None and out.n_tokens == 1
+            # most output is one token of the only choice, which needs no check
+            if (out.index or not usual) and not (life.has(out.index) and out.n_tokens >= 0):
+                raise WireError(f"{out.n_tokens} tokens came of choice {out.index} of {out.attempt_id}")
+            life.out = out
             life.on(ev.ONE_TOKEN if usual else ev.Output(out.n_tokens, out.finish is not None), now_s)
             if life.stage is decoding:
                 progressed.add(life)
@@ -465,6 +472,10 @@ class IngressConnections:
                 raise WireError(f"an ingress does not take {type(message).__name__} from a router")
 
     def _fleet_is(self, fleet: Fleet) -> None:
+        """Takes in a fleet. Raises ValueError for one that no router has, and then changes nothing: an engine of 2^53
+        ranks would take all memory of a replica that decides alone, and blocks of no tokens fail every request.
+        """
+        check_fleet(fleet)
         self.fleet = fleet
         self.observers.update(fleet.observers)
         engines = fleet.engines
