@@ -12,12 +12,14 @@ that hold something, then those that wait, the most urgent first.
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import orjson
 from msgspec.structs import replace
 
 from actors.loop_timeout import LoopTicks, Silence
@@ -95,6 +97,18 @@ reject what it cannot place. As long as it knows none of the engines to which th
 goes on to decide. If this replica was stopped as well and has found no engine yet, its requests wait until one of both
 has.
 """
+
+
+def _check_lease(lease_s: float) -> None:
+    if not 0 <= lease_s < math.inf:
+        raise WireError(f"an engine grants a lease of {lease_s} s")
+
+
+def _is_object(data: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(data), dict)
+    except orjson.JSONDecodeError:
+        return False
 
 
 class Connected(Life):
@@ -350,6 +364,7 @@ class IngressConnections:
                 if (life := self.live.get(message.attempt_id)) is not None:
                     life.timed(message.stamps)
             case PrefillDone():
+                _check_lease(message.lease_s)
                 done = ev.PrefillDone(
                     message.lease_s,
                     message.kv_bytes,
@@ -361,6 +376,7 @@ class IngressConnections:
                 )
                 self._happens(message.attempt_id, done)
             case KVRenewed():
+                _check_lease(message.lease_s)
                 self._happens(message.attempt_id, ev.Renewed(message.lease_s, link.info.id))
             case Reading():
                 self._happens(message.attempt_id, ev.Reading())
@@ -400,6 +416,8 @@ class IngressConnections:
             # most output is one token of the only choice, which needs no check
             if (out.index or not usual) and not (life.has(out.index) and out.n_tokens >= 0):
                 raise WireError(f"{out.n_tokens} tokens came of choice {out.index} of {out.attempt_id}")
+            if out.delta is not None and not _is_object(out.delta):
+                raise WireError(f"the delta of {out.attempt_id} is no JSON object: {out.delta[:50]!r}")
             life.out = out
             life.on(ev.ONE_TOKEN if usual else ev.Output(out.n_tokens, out.finish is not None), now_s)
             if life.stage is decoding:

@@ -93,7 +93,7 @@ class DecodeTask:
     def _read_handle(self, handle: bytes, msg: Decode) -> SimHandle:
         try:
             found = _handles.decode(handle)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise Refused("unknown_handle", f"this is no handle of a sim engine: {error}", True) from None
         most = 0 if msg.resume is None else msg.resume.n_tokens
         if found.prompt_hash != self.prompt_hash or not 0 <= found.tokens - len(msg.tokens) <= most:

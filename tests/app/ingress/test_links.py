@@ -315,3 +315,34 @@ async def test_output_that_no_choice_has_ends_the_engines_connection_not_the_req
         answer = await task
         assert answer.status_code == 200 and "lie" not in answer.text
         assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
+
+
+@pytest.mark.parametrize("delta", [b"", b"[]", b'{"a":"\xed\xa0\x80"}'])
+async def test_a_delta_that_is_no_object_ends_the_engines_connection_not_the_request(
+    tmp_path: Path, delta: bytes
+) -> None:
+    """The answer to the client was 500, or a stream that no client can read."""
+    p, d = pair(tmp_path)
+    async with rig(tmp_path, [p, d]) as made:
+        d.auto = False
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: d.of(wire.Decode))
+        (life,) = lives(made)
+        d.auto = True
+        d.channels[0].send(wire.Tokens([wire.Out(life.attempt_id, "", 1, delta=delta)]))
+        assert (await task).status_code == 200
+        assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
+
+
+@pytest.mark.parametrize("lease_s", [-1.0, float("-inf"), float("inf"), float("nan")])
+async def test_an_engine_grants_no_lease_of_an_impossible_length(tmp_path: Path, lease_s: float) -> None:
+    """An alarm at such a time could not be set."""
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        link = made.connections._engines.get("p")
+        assert link is not None
+        for message in (
+            wire.PrefillDone("a", b"h", 3, 0, lease_s, 0.0, 0.0, 9),
+            wire.KVRenewed("a", lease_s),
+        ):
+            with pytest.raises(WireError, match="grants a lease of"):
+                made.connections._from_engine(link, message)
