@@ -16,6 +16,7 @@ from typing import NamedTuple
 from actors.router.engines import Engines
 from actors.router.ingresses import Ingresses
 from actors.router.observing import FleetObserver
+from actors.router.workers import check_standby
 from actors.wire.channel import Channel
 from actors.wire.messages import (
     Admin,
@@ -185,6 +186,7 @@ class Autoscaler:
             self._assign(message)
         elif isinstance(message, Standby):
             if message != self.standby:
+                check_standby(message)
                 self.standby = message
                 self._stands_by(message)
         elif isinstance(message, LeadsTold):

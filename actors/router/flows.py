@@ -32,8 +32,10 @@ class FlowAgents:
 
     def reported(self, channel: Channel, report: FlowReport) -> None:
         """Takes an agent's report. A new agent gets the policy that was set here. Raises ValueError for a figure
-        that is no finite number.
+        that is no finite number, or a policy that does not exist.
         """
+        if report.policy not in FLOW:
+            raise ValueError(f"agent {report.node} uses a flow policy that is not known: {report.policy!r}")
         if not all(map(math.isfinite, (*report.totals.values(), *report.gauges.values()))):
             raise ValueError(f"agent {report.node} reports a figure that is no finite number")
         if channel not in self._reports and self._set is not None:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from actors.wire.kv import unpack_hashes
-from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Standby, Status, Submit
+from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Fleet, Standby, Status, Submit
 from policies.dispatch.actions import PrefixFetch
 from policies.request.events import Lend
 from policies.state import events as ev
@@ -18,14 +18,16 @@ from policies.state import standby
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
 
-MAX_RANKS = 4096
+MAX_RANKS = 1024
 """Most data-parallel ranks of an engine, each of which is a worker of the router. ASSUMPTION: deployments have some
-hundreds."""
+hundreds. The time that an announcement takes the router grows with the square of the ranks."""
+MAX_COUNT = 2**53
+"""Most tokens or sequences of a request: counts above it are no exact floats, and sums of them no 64-bit integers."""
 
 
 def check(info: EngineInfo) -> None:
-    """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks without tokens, or `#` in the
-    name.
+    """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks or a context without tokens,
+    a lease of negative length, or `#` in the name.
     """
     if info.dp_ranks > MAX_RANKS:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks; at most {MAX_RANKS}")
@@ -33,8 +35,34 @@ def check(info: EngineInfo) -> None:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:
         raise ValueError(f"engine {info.id}: {info.kv_blocks} KV blocks of {info.block_size_tokens} tokens")
+    if info.max_model_len < 1:
+        raise ValueError(f"engine {info.id} announces a context of {info.max_model_len} tokens")
+    if not (info.lease_s >= 0 and info.max_lease_s >= 0):
+        raise ValueError(
+            f"engine {info.id} announces leases of {info.lease_s} s, at most {info.max_lease_s} s"
+        )
     if "#" in info.id:
         raise ValueError(f"engine {info.id}: '#' separates the name of an engine from its rank")
+
+
+def check_fleet(fleet: Fleet) -> None:
+    """Raises ValueError for a fleet that no router has: an engine with impossible facts (`check`), blocks to hash
+    without tokens, or an impossible standby.
+    """
+    for info in fleet.engines:
+        check(info)
+    if fleet.block_tokens is not None and fleet.block_tokens < 1:
+        raise ValueError(f"prompts cannot be hashed in blocks of {fleet.block_tokens} tokens")
+    if fleet.standby is not None:
+        check_standby(fleet.standby)
+
+
+def check_standby(told: Standby) -> None:
+    """Raises ValueError for an impossible standby: a wake of negative length, or a context without tokens."""
+    if not told.wake_limit_s >= 0:
+        raise ValueError(f"a wake may take {told.wake_limit_s} s")
+    if told.abilities is not None and told.abilities.context_tokens < 1:
+        raise ValueError(f"a sleeping fleet has a context of {told.abilities.context_tokens} tokens")
 
 
 def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
@@ -158,9 +186,18 @@ def adopted_of(
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
-    """Returns the request that an ingress submits at `now_s`. Raises ValueError if the bytes of a block hash are
-    incomplete.
+    """Returns the request that an ingress submits at `now_s`. Raises ValueError for an impossible count, or if the
+    bytes of a block hash are incomplete.
     """
+    counts = (
+        message.prompt_tokens,
+        message.max_tokens,
+        message.slots,
+        message.block_tokens,
+        message.resumed_tokens,
+    )
+    if min(counts) < 0 or max(counts) > MAX_COUNT:
+        raise ValueError(f"attempt {message.attempt_id} has a count that is negative or too large: {counts}")
     return Request(
         attempt_id=message.attempt_id,
         arrived_s=now_s,

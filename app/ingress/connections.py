@@ -12,16 +12,18 @@ that hold something, then those that wait, the most urgent first.
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import orjson
 from msgspec.structs import replace
 
 from actors.loop_timeout import LoopTicks, Silence
-from actors.router.workers import standby_of
+from actors.router.workers import check_fleet, standby_of
 from actors.telemetry import logs
 from actors.telemetry.times import Stamps
 from actors.wire.channel import Channel, Identity, WireError
@@ -97,6 +99,18 @@ has.
 """
 
 
+def _check_lease(lease_s: float) -> None:
+    if not 0 <= lease_s < math.inf:
+        raise WireError(f"an engine grants a lease of {lease_s} s")
+
+
+def _is_object(data: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(data), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
 class Connected(Life):
     """The life cycle of one prompt, as the connections see it.
 
@@ -106,6 +120,10 @@ class Connected(Life):
     __slots__ = ("out",)
 
     out: Out
+
+    def has(self, index: int) -> bool:
+        """Returns whether the request has a choice of this number (`Out.index`)."""
+        raise NotImplementedError
 
     def timed(self, stamps: Stamps) -> None:
         """Takes what an engine tells of the moments of its task. It does so only for requests that are followed."""
@@ -346,6 +364,7 @@ class IngressConnections:
                 if (life := self.live.get(message.attempt_id)) is not None:
                     life.timed(message.stamps)
             case PrefillDone():
+                _check_lease(message.lease_s)
                 done = ev.PrefillDone(
                     message.lease_s,
                     message.kv_bytes,
@@ -357,6 +376,7 @@ class IngressConnections:
                 )
                 self._happens(message.attempt_id, done)
             case KVRenewed():
+                _check_lease(message.lease_s)
                 self._happens(message.attempt_id, ev.Renewed(message.lease_s, link.info.id))
             case Reading():
                 self._happens(message.attempt_id, ev.Reading())
@@ -392,8 +412,13 @@ class IngressConnections:
             life = live.get(out.attempt_id)
             if life is None:
                 continue  # its cancellation is on the way
-            life.out = out
             usual = out.finish is None and out.n_tokens == 1
+            # most output is one token of the only choice, which needs no check
+            if (out.index or not usual) and not (life.has(out.index) and out.n_tokens >= 0):
+                raise WireError(f"{out.n_tokens} tokens came of choice {out.index} of {out.attempt_id}")
+            if out.delta is not None and not _is_object(out.delta):
+                raise WireError(f"the delta of {out.attempt_id} is no JSON object: {out.delta[:50]!r}")
+            life.out = out
             life.on(ev.ONE_TOKEN if usual else ev.Output(out.n_tokens, out.finish is not None), now_s)
             if life.stage is decoding:
                 progressed.add(life)
@@ -465,6 +490,10 @@ class IngressConnections:
                 raise WireError(f"an ingress does not take {type(message).__name__} from a router")
 
     def _fleet_is(self, fleet: Fleet) -> None:
+        """Takes in a fleet. Raises ValueError for one that no router has, and then changes nothing: an engine of 2^53
+        ranks would take all memory of a replica that decides alone, and blocks of no tokens fail every request.
+        """
+        check_fleet(fleet)
         self.fleet = fleet
         self.observers.update(fleet.observers)
         engines = fleet.engines

@@ -9,9 +9,11 @@ import pytest
 
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
+from actors.router.flows import FlowAgents
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
+from actors.wire.messages import FlowReport
 from actors.wire.sockets import connect
 from policies.flow.base import Flow, Stage
 from tests.actors.router.test_admin import ask, route
@@ -136,3 +138,11 @@ async def test_an_agent_that_reports_nonsense_loses_its_connection(router: Route
     await asyncio.wait_for(channel.closed, 20)
     await until(lambda: router.status().totals["protocol_errors"] == 1)
     assert router.status().gauges["flow_agents"] == 0
+
+
+def test_an_agent_whose_policy_does_not_exist_is_refused() -> None:
+    """The administrator's question for the policy could not be answered then."""
+    agents = FlowAgents()
+    with pytest.raises(ValueError, match="not known: 'none'"):
+        agents.reported(None, FlowReport("n", "none", {}, {}))  # type: ignore[arg-type]
+    assert len(agents) == 0

@@ -1,9 +1,24 @@
 """Engines and workers: names, shares of slots and KV, reports by rank."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from actors.router.workers import MAX_RANKS, check, place_of, reports, ups, worker_of, workers_of
-from actors.wire.messages import EngineInfo, Status
+from actors.router.workers import (
+    MAX_COUNT,
+    MAX_RANKS,
+    check,
+    check_fleet,
+    place_of,
+    reports,
+    request_of,
+    ups,
+    worker_of,
+    workers_of,
+)
+from actors.wire.messages import EngineInfo, Fleet, Standby, Status, Submit
+from policies.state.standby import Abilities
 from policies.state.views import Health
 
 
@@ -62,3 +77,45 @@ def test_an_engine_has_only_so_many_ranks() -> None:
                 "e", "decode", "sim", "m", "g", ("unix:/x",), 2**31, 2**31, 16, 9, "n", 1, 3.0, dp_ranks=2**31
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_model_len": 0}, "a context of 0 tokens"),
+        ({"lease_s": float("-inf")}, "leases of -inf s"),
+        ({"max_lease_s": float("nan")}, "at most nan s"),
+        ({"block_size_tokens": 0}, "100 KV blocks of 0 tokens"),
+    ],
+)
+def test_impossible_facts_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check(msgspec.structs.replace(info(), **wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"engines": [info(), info(dp_ranks=2**53)]}, "9007199254740992 ranks"),
+        ({"block_tokens": 0}, "blocks of 0 tokens"),
+        ({"block_tokens": -1}, "blocks of -1 tokens"),
+        ({"standby": Standby("asleep", wake_limit_s=float("nan"))}, "a wake may take nan s"),
+        ({"standby": Standby("asleep", abilities=Abilities(-1))}, "a context of -1 tokens"),
+    ],
+)
+def test_an_impossible_fleet_is_refused(wrong: dict[str, Any], says: str) -> None:
+    fleet = Fleet([info()], "a", "b", block_tokens=16, standby=Standby("asleep", abilities=Abilities(9)))
+    check_fleet(fleet)
+    with pytest.raises(ValueError, match=says):
+        check_fleet(msgspec.structs.replace(fleet, **wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": -1}, {"prompt_tokens": 2**64 - 1}, {"slots": MAX_COUNT + 1}]
+)
+def test_a_request_of_impossible_counts_is_refused(wrong: dict[str, Any]) -> None:
+    """Two of 2^64 - 1 made a sum that the log of decisions could not pack."""
+    submit = Submit("a", 10, MAX_COUNT)
+    assert request_of(submit, 1.0, ()).max_tokens == MAX_COUNT
+    with pytest.raises(ValueError, match="attempt a has a count that is negative or too large"):
+        request_of(msgspec.structs.replace(submit, **wrong), 1.0, ())

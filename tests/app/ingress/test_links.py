@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from actors.wire import messages as wire
 from actors.wire.channel import WireError
@@ -265,3 +266,86 @@ async def test_a_router_rejects_with_an_errors_status_only(tmp_path: Path, statu
     async with rig(tmp_path, pair(tmp_path)) as made:
         with pytest.raises(WireError, match="rejects with status"):
             made.connections._from_router(None, wire.Reject("a", status, "no", 1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        # as workers of a replica that decides alone, these took all memory
+        {"dp_ranks": 2**53, "slots": 2**53, "kv_blocks": 2**53},
+        # a replica that had taken this in failed every request
+        {"max_model_len": -1},
+    ],
+)
+async def test_a_fleet_that_no_router_has_is_not_taken(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        before = made.connections.fleet
+        assert before is not None
+        lie = replace(before, engines=[*before.engines, replace(before.engines[0], id="lie", **wrong)])
+        made.router._ingresses.broadcast(lie)
+        await until(lambda: made.metric("sluice_protocol_errors_total", peer="router") == 1)
+        await until(lambda: made.connections.router_connected() and made.connections.ready() is None)
+        assert {info.id for info in made.connections.engines()} == {"p", "d"}
+        assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
+
+
+async def test_blocks_without_tokens_are_not_hashed(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        before = made.connections.fleet
+        assert before is not None
+        made.router._ingresses.broadcast(replace(before, block_tokens=0))
+        await until(lambda: made.metric("sluice_protocol_errors_total", peer="router") == 1)
+        await until(lambda: made.connections.router_connected() and made.connections.ready() is None)
+        assert (
+            made.connections.fleet is not None and made.connections.fleet.block_tokens == before.block_tokens
+        )
+        assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
+
+
+@pytest.mark.parametrize(("index", "n_tokens"), [(1, 1), (-1, 1), (2**53, 1), (0, -1)])
+async def test_output_that_no_choice_has_ends_the_engines_connection_not_the_request(
+    tmp_path: Path, index: int, n_tokens: int
+) -> None:
+    """The answer to the client was 500."""
+    p, d = pair(tmp_path)
+    async with rig(tmp_path, [p, d]) as made:
+        d.auto = False
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: d.of(wire.Decode))
+        (life,) = lives(made)
+        d.auto = True
+        d.channels[0].send(wire.Tokens([wire.Out(life.attempt_id, "lie", n_tokens, index)]))
+        answer = await task
+        assert answer.status_code == 200 and "lie" not in answer.text
+        assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
+
+
+@pytest.mark.parametrize("delta", [b"", b"[]", b'{"a":"\xed\xa0\x80"}'])
+async def test_a_delta_that_is_no_object_ends_the_engines_connection_not_the_request(
+    tmp_path: Path, delta: bytes
+) -> None:
+    """The answer to the client was 500, or a stream that no client can read."""
+    p, d = pair(tmp_path)
+    async with rig(tmp_path, [p, d]) as made:
+        d.auto = False
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: d.of(wire.Decode))
+        (life,) = lives(made)
+        d.auto = True
+        d.channels[0].send(wire.Tokens([wire.Out(life.attempt_id, "", 1, delta=delta)]))
+        assert (await task).status_code == 200
+        assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
+
+
+@pytest.mark.parametrize("lease_s", [-1.0, float("-inf"), float("inf"), float("nan")])
+async def test_an_engine_grants_no_lease_of_an_impossible_length(tmp_path: Path, lease_s: float) -> None:
+    """An alarm at such a time could not be set."""
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        link = made.connections._engines.get("p")
+        assert link is not None
+        for message in (
+            wire.PrefillDone("a", b"h", 3, 0, lease_s, 0.0, 0.0, 9),
+            wire.KVRenewed("a", lease_s),
+        ):
+            with pytest.raises(WireError, match="grants a lease of"):
+                made.connections._from_engine(link, message)

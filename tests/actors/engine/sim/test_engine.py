@@ -307,9 +307,11 @@ async def test_strange_handles_are_refused(rig: Rig) -> None:
     d = await node(rig, "d", "decode")
     done = await p.prefilled("r", PROMPT)
     d.client.decode("garbage", PROMPT, b"\x93\x01")
+    # an array whose first text is no UTF-8
+    d.client.decode("no-text", PROMPT, b"\x97\xa1\xd5" + b"\x00" * 6)
     d.client.decode("other", [1, *PROMPT], done.handle)
     d.client.decode("same-length", [1, *PROMPT[1:]], done.handle)
-    for attempt_id in ("garbage", "other", "same-length"):
+    for attempt_id in ("garbage", "no-text", "other", "same-length"):
         failed = await d.client.wait(attempt_id, Failed)
         assert (failed.code, failed.retryable) == ("unknown_handle", True)
     p.client.release("r")

@@ -8,6 +8,7 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
+from actors.engine.sim.params import MAX_CHOICES
 from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, PrefillDone, Resume
 from tests.actors.engine.rig import Node, Rig, until
 
@@ -182,6 +183,8 @@ async def test_kv_of_more_output_than_there_is_is_that_of_another_prompt(rig: Ri
         (Resume(0, TOKENS, [], 0), "cannot go on after"),
         (Resume(0, 3, [1, 2, 3], 0), "not those of this prompt"),
         (Resume(0, 2, [], 500), "characters"),
+        (Resume(-1, 2, [], 0), "choice -1 is resumed"),
+        (Resume(MAX_CHOICES, 2, [], 0), f"choice {MAX_CHOICES} is resumed"),
     ],
 )
 async def test_what_cannot_be_the_beginning_is_refused(rig: Rig, broken: Resume, message: str) -> None:
