@@ -19,14 +19,20 @@ its own.
 Each mix runs with the fairness policies `none` and `vtc`, and with the admission policies `open` and `by_wait`. All
 requests are of the class standard, with a TTFT objective of 5 s (10 s in the cell "prefill").
 
-The policy was tried on seed 0, and tenants that offer 0.8 of their share, too: with admission `by_wait` some of these
-got 0.86 to 0.97 of their shares, because a tenant so near to its share waits for longer than its objective allows. The
-runs begin with seed 300. Aims (issue 17), written before those runs: with `vtc`
-every tenant gets at least 95 % of its fair share, at every load, in both mixes and cells and with both admission
-policies; all tenants together get at least 98 % of the service that they get with `none`. From 1.25 times capacity on,
-in the mix "greedy" with admission `by_wait`, at least 95 % of the requests of the three modest tenants have their first
-token within their objective. With `none` the three get less than 90 % of their shares from 2 times capacity on. Not
-claimed: fairness between classes; a live fleet.
+The policy was tried on seed 0, and on seeds 300 to 303, of which the results before these were. There the tenant of
+weight 2 got 0.91 of its share in the mix "all" with admission `by_wait` in the cell "decode". The policy was at fault,
+which lifted a tenant whenever nothing of it waited for a moment, and has `credit_tokens` since. And in the cell
+"prefill" all tenants together got 0.96 to 0.97 of the service with `none`, at 5 times capacity with `by_wait`. There
+the aim is at fault: `none` leaves it to the objectives which requests are served, these favour short prompts, and with
+short prompts the prefill engines compute more requests, whose outputs count twice. The aim is kept, and the time that
+the prefill engines work beside that of `none` is a row of its own with the same aim. On seed 0 tenants that offer 0.8
+of their share were tried, too: with admission `by_wait` some of these got 0.86 to 0.97 of their shares, because a
+tenant so near to its share waits for longer than its objective allows. The runs begin with seed 400. Aims (issue 17),
+written before those runs: with `vtc` every tenant gets at least 95 % of its fair share, at every load, in both mixes
+and cells and with both admission policies; all tenants together get at least 98 % of the service that they get with
+`none`. From 1.25 times capacity on, in the mix "greedy" with admission `by_wait`, at least 95 % of the requests of the
+three modest tenants have their first token within their objective. With `none` the three get less than 90 % of their
+shares from 2 times capacity on. Not claimed: fairness between classes; a live fleet.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
-from benchmarks.experiments.overload import CELLS, OUTPUT_CV, PROMPT_CV, capacity_per_s
+from benchmarks.experiments.overload import CELLS, OUTPUT_CV, PROFILE, PROMPT_CV, capacity_per_s
 from benchmarks.experiments.overload import sim_config as overloaded
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import SimConfig
@@ -56,7 +62,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "fairness: each tenant's part of its weighted share with a greedy one, by vtc and without; synthetic requests"
 SEEDS = (4, 1)
-SEEDS_FROM = 300
+SEEDS_FROM = 400
 LOADS = (0.8, 1.25, 2.0, 5.0)
 FAIRNESS = ("none", "vtc")
 ADMISSION = ("open", "by_wait")
@@ -160,6 +166,10 @@ def run_one(config: Config, seed: int) -> Metrics:
         found[f"served_tokens_per_s/{name}"] = served[name]
         found[f"part_of_share/{name}"] = served[name] / fair[name]
     found["served_tokens_per_s"] = sum(served.values())
+    routed = [r for r in records if r.decode_routed_s is not None and r.decode_routed_s >= since_s]
+    found["prefill_s"] = sum(
+        PROFILE.prefill_base_s + r.prompt_tokens * PROFILE.prefill_per_token_s for r in routed
+    )
     found["in_time/modest"] = sum(found[f"in_time/{name}"] or 0.0 for name in MODEST) / len(MODEST)
     return found
 
@@ -236,6 +246,10 @@ def _rows(results: Results, cell: str, mix: str, admission: str, load: float) ->
             share >= 98.0,
         )
     )
+    if cell == "prefill":
+        share = 100.0 * results.mean(ours, "prefill_s") / results.mean(none, "prefill_s")
+        what = f"{where}: work of the prefill engines with vtc, share of that with none"
+        rows.append(Row(what, None, share, "%", None, ">= 98", share >= 98.0))
     if mix == "greedy" and admission == "by_wait" and load >= 1.25:
         met = 100.0 * results.mean(ours, "in_time/modest")
         said = f"with none {100.0 * results.mean(none, 'in_time/modest'):.1f} %"

@@ -146,7 +146,6 @@ class Dispatcher:
         self._sharing = Sharing(self.state, fairness)
         self._queue = self._sharing.queue
         self._gate = Gate(self.state, admission)
-        self._gate.by_share = fairness.shares
         self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
         self._stuck_head: Request | None = None
@@ -212,16 +211,16 @@ class Dispatcher:
         elif isinstance(event, ev.StandbyChanged):
             self._stand_by(event)
         revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
-        if isinstance(event, ev.Closed):
-            self._sharing.closed(event.attempt_id, event.output_tokens, event.outcome == "finished")
-        elif isinstance(event, ev.Arrived):
-            self._sharing.closed(event.request.attempt_id, 0, finished=False)
+        sharing = self._sharing
+        if sharing.counts:
+            sharing.settle(event)
         self.state.apply(event)
         if isinstance(event, ev.Tick) and self._gate.watches:
             self._gate.look(event.now_s)
         if isinstance(event, ev.PrefillDone):
             self._lending.prefilled(event.attempt_id)
-            self._sharing.prefilled(event.attempt_id, event.cached_tokens)
+            if sharing.counts:
+                sharing.prefilled(event.attempt_id, event.cached_tokens)
         actions: list[Action] = []
         self._faults.clear()
         try:
@@ -249,6 +248,26 @@ class Dispatcher:
             self._leases.add(entered, self.config.lease_margin_s)
         changed = self._workers_changed(now_s)
         retry_all = changed or revived or isinstance(event, _RETRY_ALL)
+        self._take_in(event, now_s, actions)
+        if self._rescuing or isinstance(event, ev.Tick):
+            self._rescue_leases(now_s, actions)
+        freed_workers = self.state.take_freed_workers()
+        if retry_all or (self._gang is not None and freed_workers):
+            self._queue.call_back()
+        if not self._queue:
+            self._stuck_head = None
+        elif retry_all or self._queue_wakes(event, freed_workers):
+            self._dispatch_prefill(now_s, actions)
+        if self._sharing.counts:
+            self._sharing.look_at_pool()
+        if self.state.pool_size:
+            room_came = retry_all or self._pool_wakes(freed_workers)
+            self._scan.scan(
+                room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
+            )
+
+    def _take_in(self, event: ev.Event, now_s: float, actions: list[Action]) -> None:
+        """Changes the queue by the event: by a request that came or ended, or by the time that has passed."""
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
@@ -258,21 +277,8 @@ class Dispatcher:
             self._expire_queue(now_s, actions)
             if self._gate.watches:
                 self._shed(now_s, actions)
-        if self._rescuing or isinstance(event, ev.Tick):
-            self._rescue_leases(now_s, actions)
-        freed_workers = self.state.take_freed_workers()
-        if retry_all or (freed_workers and self.fairness.gang_slots is not None):
-            self._queue.call_back()
-        if not self._queue:
-            self._stuck_head = None
-        elif retry_all or self._queue_wakes(event, freed_workers):
-            self._dispatch_prefill(now_s, actions)
-        self._sharing.look_at_pool()
-        if self.state.pool_size:
-            room_came = retry_all or self._pool_wakes(freed_workers)
-            self._scan.scan(
-                room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
-            )
+        elif isinstance(event, ev.Adopted):
+            self._sharing.saw(event.request)
 
     def _change_policies(self, event: ev.PoliciesChanged) -> None:
         """Replaces policies and limits, all or nothing: a wrong value raises before anything is replaced."""
@@ -294,8 +300,6 @@ class Dispatcher:
         if fairness != self.fairness:
             self.fairness = fairness
             self._sharing.change(fairness)
-            self._queue = self._sharing.queue
-            self._gate.by_share = fairness.shares
         self._settle()
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
@@ -308,6 +312,7 @@ class Dispatcher:
         self._overcommit = self.config.overcommit_for(self.decode)
         self._overcommit_slots = self.config.overcommit_slots_of(self.decode)
         self._starves_from_s = self.config.starves_from_s
+        self._gang = self.fairness.gang_slots
 
     def _stand_by(self, event: ev.StandbyChanged) -> None:
         """Notes the fleet's phase; the limit of the queue begins when it has woken."""
@@ -407,7 +412,8 @@ class Dispatcher:
     ) -> Reject:
         turn = self._sharing.refused(attempt_id)
         self._queue.remove(attempt_id)
-        self._sharing.closed(attempt_id, 0, finished=False)
+        if self._sharing.counts:
+            self._sharing.closed(attempt_id, 0, finished=False)
         self.state.apply(ev.Closed(now_s, attempt_id, "rejected"))
         wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
         return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail, turn=turn)
@@ -467,14 +473,14 @@ class Dispatcher:
             if judgement.verdict is Verdict.ADMIT:
                 return request, None if judgement is ADMITTED else judgement
             actions.append(self._refuse(request.attempt_id, judgement, now_s))
-            tenant = self.fairness.tenant(request)
+            tenant = self._queue.tenant(request)
             request = self._queue.newest(request.terms.priority, tenant) or self._queue.head()
         return None
 
     def _lets_pass(self, request: Request) -> bool:
         """Whether a request that fits nowhere lets others pass: others may go where it may not."""
         restricted = request.terms.local or request.terms.mode is not None
-        return restricted and self.fairness.gang_slots is not None
+        return restricted and self._gang is not None
 
     def _hopeless(self, request: Request, now_s: float) -> str | None:
         """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon.
@@ -509,7 +515,7 @@ class Dispatcher:
             alive = fresh(snapshot, lenders, self.config.status_stale_s)
             prefix = self._lending.decide(request, worker, alive, snapshot, self.config.fetch_config)
         fetches = prefix is not None and prefix.fetch
-        turn = self._sharing.prefill_routed(request, worker.id)
+        turn = self._sharing.prefill_routed(request, worker.id) if self._sharing.counts else None
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated, fetches))
         waited_s = snapshot.now_s - request.arrived_s
         return RoutePrefill(
@@ -529,22 +535,27 @@ class Dispatcher:
         if request.avoid:
             ids = tuple(worker for worker in ids if worker not in request.avoid) or ids
         workers = [snapshot.workers[worker] for worker in ids]
-        return [w for w in workers if self._prefill_fits(request, w, snapshot.now_s)], degraded
+        return self._prefill_fitting(request, workers, snapshot.now_s), degraded
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
-        config = self.config
-        gang, ahead = self.fairness.gang_slots, self.fairness.ahead_tokens
-        if worker.role is Role.PREFILL and worker.prefilling_tokens >= ahead and self._sharing.several:
-            return False
-        return may_prefill(
-            request if gang is None or request.slots <= gang else dataclasses.replace(request, slots=gang),
-            worker,
-            now_s,
-            config.status_stale_s,
-            config.kv_high_water,
-            config.reserve_tokens,
-            self.state.hits,
-        )
+        return bool(self._prefill_fitting(request, [worker], now_s))
+
+    def _prefill_fitting(self, request: Request, workers: list[Worker], now_s: float) -> list[Worker]:
+        """Returns the workers that may compute this prompt now."""
+        if self._gang is not None and request.slots > self._gang:
+            request = dataclasses.replace(request, slots=self._gang)
+        if self._sharing.counts:
+            workers = [w for w in workers if w.role is not Role.PREFILL or self._is_behind(w)]
+        config, hits = self.config, self.state.hits
+        stale_s, high_water, reserve = config.status_stale_s, config.kv_high_water, config.reserve_tokens
+        return [w for w in workers if may_prefill(request, w, now_s, stale_s, high_water, reserve, hits)]
+
+    def _is_behind(self, worker: Worker) -> bool:
+        """Whether a prefill worker has so little in work that it gets more while several tenants share it."""
+        if worker.prefilling_tokens < self.fairness.ahead_tokens:
+            return True
+        token_s = self.state.prefill_s_per_token(worker.id)
+        return token_s is not None and worker.prefilling_tokens * token_s < self.fairness.ahead_s
 
     # ---------------------------------------------------------------------------------------------------- decode
 
@@ -557,7 +568,8 @@ class Dispatcher:
             entries, others, limits = sharing.within(entries, all_of_them=not kept_back)
             snapshot = self._shown(entries, now_s)
             rooms = self._rooms(snapshot)
-            feasible = FeasibleEntries(self._begun(entries, rooms), rooms, self._starves_from_s, now_s)
+            begun = self._begun(entries, rooms)
+            feasible = FeasibleEntries(begun, rooms, self._starves_from_s, now_s)
             try:
                 assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
             except (PolicyError, MemoryError):
@@ -569,7 +581,7 @@ class Dispatcher:
                 limits = sharing.limits([self.state.pool_entry(one.attempt_id).request for one in assigned])
             sent = set()
             for assignment in assigned:
-                if sharing.may_send(self.state.pool_entry(assignment.attempt_id), limits):
+                if not limits or sharing.may_send(self.state.pool_entry(assignment.attempt_id), limits):
                     actions.append(self._route_decode(assignment, snapshot))
                     sent.add(assignment.attempt_id)
             left -= len(sent)
@@ -578,11 +590,10 @@ class Dispatcher:
                 # nothing of those within their share fits, or is wanted: room is not left to nobody
                 entries, kept_back = others, False
                 continue
-            entries = feasible.left(sent)
-            if self.fairness.gang_slots is not None:
-                entries = [self.state.pool_entry(entry.request.attempt_id) for entry in entries]
-            if not blocked_by:
-                entries += others
+            left_here = feasible.left(sent)
+            if begun is not entries:
+                left_here = [self.state.pool_entry(entry.request.attempt_id) for entry in left_here]
+            entries = left_here if blocked_by or not others else [*left_here, *others]
             if not (sent and entries and left):
                 return Placement(not left, any(rooms.values()), blocked_by)
 
@@ -590,7 +601,7 @@ class Dispatcher:
         """Returns the entries as a decode policy sees them: a request of several choices with as many of them as there
         are free slots at one worker, if it may begin with these (`FairnessPolicy.gang_slots`).
         """
-        gang = self.fairness.gang_slots
+        gang = self._gang
         if gang is None or all(entry.request.slots <= gang for entry in entries):
             return entries
         shown = []
@@ -665,7 +676,7 @@ class Dispatcher:
         """
         entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
         intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
-        turn = self._sharing.decode_routed(entry.request)
+        turn = self._sharing.decode_routed(entry.request) if self._sharing.counts else None
         self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
         decision, waited_s = assignment.decision, now_s - entry.entered_s
         due_s = kv_due_s(entry, decision, now_s, self.config.lease_margin_s)

@@ -65,8 +65,6 @@ class Gate:
     def __init__(self, state: ClusterState, policy: AdmissionPolicy) -> None:
         self._state = state
         self.policy = policy
-        self.by_share = False
-        """Whether tenants are served by their shares, so that a request overtakes those of tenants that got more."""
         self._rates = Rates()
         self._arrivals = Arrivals()
         self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
@@ -96,8 +94,8 @@ class Gate:
             Moment.ARRIVAL,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
-            self._state.queued_before(request, self.by_share),
-            self._state.without_slot_before(request, self.by_share),
+            self._state.queued_before(request),
+            self._state.without_slot_before(request),
             self._committed(request, 0),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
@@ -110,7 +108,7 @@ class Gate:
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
             NOTHING,
-            self._state.without_slot_before(request, self.by_share),
+            self._state.without_slot_before(request),
             self._committed(request, 0),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))

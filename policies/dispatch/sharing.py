@@ -4,10 +4,14 @@
     prefill_routed  charges the counter of the queue by the forecast of what a request costs
     front, within   the entries of the pool that the decode policy may see: those of tenants within their share
     decode_routed   charges the counter of the pool
-    closed          settles both by what was used
+    settle          settles both by what was used
 
 Each place has counters of its own, because tenants wait at either and get service there one after the other: what is
-computed and then waits in the pool has not been decoded. For a policy that shares nothing none of this does anything.
+computed and then waits in the pool has not been decoded.
+
+All this is done only while `counts`: the policy shares, and requests of several tenants have come. Before that there is
+nobody to share with, and a newcomer would be lifted to the counter of the only other tenant anyway, so all counters
+begin at 0 with the second tenant. Service of requests that were under way before is not counted.
 """
 
 import math
@@ -18,6 +22,7 @@ from dataclasses import dataclass
 from policies.dispatch.prefill_queue import PrefillQueue
 from policies.fairness.base import OTHERS, FairnessPolicy, Turn
 from policies.fairness.shares import MOST_IDLE, Shares
+from policies.state import events as ev
 from policies.state.reducer import ClusterState, PoolKey
 from policies.state.views import PoolEntry, Request, RequestId, WorkerId
 
@@ -52,50 +57,69 @@ class Sharing:
         self._state = state
         self.policy = policy
         self._queued, self._pooled = Shares(), Shares()
-        self.queue = PrefillQueue(policy, self._queued)
+        self.queue = PrefillQueue()
         self._charged: dict[RequestId, _Charge] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()  # mean output of a choice, by tenant
         self.turns = 0
-        self.several = False
-        """Whether requests of more than one tenant have come since the policy is in use."""
+        self.counts = False
+        """Whether the policy shares and requests of more than one tenant have come since it is in use."""
         self._first: str | None = None  # the first tenant
 
     @property
     def tenants(self) -> dict[str, int]:
-        """The number of tenants that wait in the queue and in the pool, once for each class."""
+        """The number of tenants that wait in the queue and in the pool, once for each class. Where nothing is counted
+        all requests are those of one tenant.
+        """
+        if not self.counts:
+            return {"queue": self.queue.tenants, "pool": int(self._state.pool_size > 0)}
         return {"queue": self._queued.waiting, "pool": self._pooled.waiting}
 
     def change(self, policy: FairnessPolicy) -> None:
         """Replaces the policy. All counters begin anew, and what waits keeps waiting."""
+        self.policy, self._first = policy, None
+        self._begin(counts=False)
+        for request in self._state.requests():
+            self.saw(request)
+
+    def saw(self, request: Request) -> None:
+        """Notes whose a request is. The counters begin with the first one of a second tenant."""
+        if self.counts or not self.policy.shares:
+            return
+        tenant = self.policy.tenant(request)
+        if self._first is None:
+            self._first = tenant
+        elif tenant != self._first:
+            self._begin(counts=True)
+
+    def _begin(self, counts: bool) -> None:
+        """Begins or ceases to count, with new counters; what waits keeps waiting."""
         waiting = self.queue.waiting()
-        self.policy = policy
-        self._queued, self._pooled = Shares(), Shares()
-        self.queue = PrefillQueue(policy, self._queued)
-        self._charged, self._first, self.several = {}, None, False
+        self.counts, self._charged = counts, {}
+        credit = self.policy.credit_tokens
+        self._queued, self._pooled = Shares(credit), Shares(credit)
+        self.queue.begin(*(self.policy, self._queued) if counts else ())
         for request in waiting:
-            self.push(request)
-        self._state.take_turned_lines()
-        if policy.shares:
-            for line in self._state.lines:
-                self._pooled.enter(*line)
+            self._push(request)
+        self._state.tell_tenants_apart(counts)
+        self.look_at_pool()
 
     # --------------------------------------------------------------------------------------------- counting
 
     def push(self, request: Request) -> None:
         """Puts a request into the queue."""
-        if not self.policy.shares:
-            self.queue.push(request)
-            return
-        self.queue.push(request, self.policy.cost(request.prompt_tokens, self._output(request)))
-        if self._first is None:
-            self._first = self.policy.tenant(request)
-        self.several |= self.policy.tenant(request) != self._first
+        if not self.counts:
+            self.saw(request)
+        self._push(request)
+
+    def _push(self, request: Request) -> None:
+        cost = self.policy.cost(request.prompt_tokens, self._output(request)) if self.counts else 0.0
+        self.queue.push(request, cost)
 
     def prefill_routed(self, request: Request, worker: WorkerId) -> Turn | None:
         """Charges a request that is sent to a worker to have its prompt computed, before it leaves the queue. A prompt
         that is computed once more is not charged again. Returns whose turn it was.
         """
-        if not self.policy.shares or request.attempt_id in self._charged:
+        if not self.counts or request.attempt_id in self._charged:
             return None
         cached = self._state.hits.tokens(request).get(worker, 0) if request.block_hashes else 0
         charge = self._charge(request, request.prompt_tokens - cached)
@@ -113,7 +137,7 @@ class Sharing:
 
     def decode_routed(self, request: Request) -> Turn | None:
         """Charges a request that is sent from the pool to a worker. Returns whose turn it was."""
-        if not self.policy.shares:
+        if not self.counts:
             return None
         charge = self._charged.get(request.attempt_id) or self._charge(request, request.prompt_tokens)
         cost = self._cost(charge)
@@ -121,6 +145,13 @@ class Sharing:
         charge.pool = True
         self._pooled.charge(charge.priority, charge.tenant, cost)
         return turn
+
+    def settle(self, event: ev.Event) -> None:
+        """Settles the request that the event ends, or has come again, before the state hears of it."""
+        if isinstance(event, ev.Closed):
+            self.closed(event.attempt_id, event.output_tokens, event.outcome == "finished")
+        elif isinstance(event, ev.Arrived):
+            self.closed(event.request.attempt_id, 0, finished=False)
 
     def closed(self, attempt_id: RequestId, output_tokens: int, finished: bool) -> None:
         """Settles a request that ends, or comes again, before the state hears of it. `output_tokens` are those of all
@@ -186,7 +217,7 @@ class Sharing:
         """Returns whose turn it is when a request is refused that waits; None unless several tenants wait in its
         class.
         """
-        request = self._state.request(attempt_id) if self.policy.shares else None
+        request = self._state.request(attempt_id) if self.counts else None
         if request is None:
             return None
         shares = self._queued if self._state.find_waiting(attempt_id) is None else self._pooled
@@ -196,10 +227,8 @@ class Sharing:
 
     def look_at_pool(self) -> None:
         """Notes which tenants have begun or ceased to wait in the pool."""
-        turned = self._state.take_turned_lines()
-        if turned and self.policy.shares:
-            for line, begins in turned:
-                (self._pooled.enter if begins else self._pooled.leave)(*line)
+        for line, begins in self._state.take_turned_lines():
+            (self._pooled.enter if begins else self._pooled.leave)(*line)
 
     def front(self, after: PoolKey | None, most: int) -> tuple[list[PoolEntry], bool]:
         """Returns the first `most` entries of the pool behind the key `after`, and whether a later look may begin

@@ -37,10 +37,11 @@ OTHERS = 3
 class FairnessPolicy(Protocol):
     """A frozen dataclass of parameters. A policy that shares nothing has one tenant, whose counter stays 0.
 
-    Once there were several tenants, prompts go only to prefill workers that have less than `ahead_tokens` in work,
-    because nobody can overtake inside an engine. A tenant whose counter is at most `slack_tokens` above the least one
-    is within its share: the decode policy sees its pool entries. A request of several choices begins with `gang_slots`
-    free slots (None: it waits for slots for all of its choices).
+    Once there were several tenants, prompts go only to prefill workers that have less than `ahead_tokens` in work, or
+    less than they compute in `ahead_s` if that is more, because nobody can overtake inside an engine. A tenant whose
+    counter is at most `slack_tokens` above the least one is within its share: the decode policy sees its pool entries.
+    A tenant that begins to wait again keeps at most `credit_tokens` of what its counter is below the least one. A
+    request of several choices begins with `gang_slots` free slots (None: it waits for slots for all of its choices).
     """
 
     paper: ClassVar[str]
@@ -53,7 +54,11 @@ class FairnessPolicy(Protocol):
     @property
     def slack_tokens(self) -> float: ...
     @property
+    def credit_tokens(self) -> float: ...
+    @property
     def ahead_tokens(self) -> float: ...
+    @property
+    def ahead_s(self) -> float: ...
     @property
     def gang_slots(self) -> int | None: ...
 

@@ -26,7 +26,15 @@ class NoFairness:
         return 0.0
 
     @property
+    def credit_tokens(self) -> float:
+        return 0.0
+
+    @property
     def ahead_tokens(self) -> float:
+        return math.inf
+
+    @property
+    def ahead_s(self) -> float:
         return math.inf
 
     @property

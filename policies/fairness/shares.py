@@ -1,6 +1,7 @@
 """The counters of the tenants that wait at one place, by class: the queue before prefill has one set, the pool another.
 
-    enter     a tenant begins to wait in a class: its counter is lifted to the least of those that wait there
+    enter     a tenant begins to wait in a class: its counter is lifted to the least of those that wait there, less its
+              credit
     leave     none of its requests waits there any more
     charge    adds service to its counter, or takes back what was charged too much
 
@@ -32,9 +33,12 @@ class _Class:
 
 
 class Shares:
-    """The counters at one place. A tenant that was never seen, or was forgotten, has the counter 0."""
+    """The counters at one place. A tenant that was never seen, or was forgotten, has the counter 0. One that waited
+    before, and got less than its share since, keeps at most `credit` of what it is behind by.
+    """
 
-    def __init__(self, most_idle: int = MOST_IDLE) -> None:
+    def __init__(self, credit: float = 0.0, most_idle: int = MOST_IDLE) -> None:
+        self._credit = credit
         self._most_idle = most_idle
         self._classes: dict[int, _Class] = {}
         self._idle: OrderedDict[tuple[int, str], float] = OrderedDict()
@@ -62,7 +66,7 @@ class Shares:
         of.idle -= counter is not None
         first = of.waiting.first()
         lifted = of.last_counter if first is None else of.waiting[first]
-        of.waiting.set(tenant, lifted if counter is None else max(counter, lifted))
+        of.waiting.set(tenant, lifted if counter is None else max(counter, lifted - self._credit))
         self.crowded += len(of.waiting) == 2
 
     def leave(self, priority: int, tenant: str) -> None:

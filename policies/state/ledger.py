@@ -134,6 +134,15 @@ class Ledger:
             return self.without_slot
         return None
 
+    def tell_tenants_apart(self, by_tenant: bool) -> None:
+        """Sets whether what waits is also known by tenant, which costs time with each request; counts it anew."""
+        self.queued, self.without_slot = Waiting(by_tenant), Waiting(by_tenant)
+        for live in self.live.values():
+            waits_in = self._waiting_in(live)
+            if waits_in is not None:
+                waits_in.count(live.request, +1)
+        self.pool.tell_tenants_apart(by_tenant)
+
     def shared(self, live: LiveRequest, worker: WorkerId, blocks: int) -> None:
         """Notes that the engine of a worker that the request names has found its first `blocks` blocks in its cache."""
         load, before = self.loads.get(worker), live.hit_blocks.get(worker, 0)

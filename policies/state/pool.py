@@ -40,6 +40,8 @@ class Pool:
     _predicted: int = 0
     _order: list[PoolKey] = field(default_factory=list)  # ascending
     _entered: list[RequestId] = field(default_factory=list)
+    by_tenant: bool = False
+    """Whether `lines` are kept."""
     lines: dict[Line, list[PoolKey]] = field(default_factory=dict)
     """The keys of each line that has entries, ascending."""
     _turned: list[tuple[Line, bool]] = field(default_factory=list)
@@ -57,13 +59,10 @@ class Pool:
 
     def _put(self, entry: PoolEntry) -> None:
         self.entries[entry.request.attempt_id] = entry
-        key, line = pool_key(entry), line_of(entry)
+        key = pool_key(entry)
         insort(self._order, key)
-        if line in self.lines:
-            insort(self.lines[line], key)
-        else:
-            self.lines[line] = [key]
-            self._turned.append((line, True))
+        if self.by_tenant:
+            self._line_up(line_of(entry), key)
         self._entered.append(entry.request.attempt_id)
 
     def renew(self, attempt_id: RequestId, lease_until_s: float, now_s: float) -> None:
@@ -80,14 +79,31 @@ class Pool:
             self.left += 1
 
     def _take_out(self, entry: PoolEntry) -> None:
-        key, line = pool_key(entry), line_of(entry)
+        key = pool_key(entry)
         del self._order[bisect_left(self._order, key)]
+        if not self.by_tenant:
+            return
+        line = line_of(entry)
         keys = self.lines[line]
         if len(keys) > 1:
             del keys[bisect_left(keys, key)]
         else:
             del self.lines[line]
             self._turned.append((line, False))
+
+    def _line_up(self, line: Line, key: PoolKey) -> None:
+        if line in self.lines:
+            insort(self.lines[line], key)
+        else:
+            self.lines[line] = [key]
+            self._turned.append((line, True))
+
+    def tell_tenants_apart(self, by_tenant: bool) -> None:
+        """Sets whether lines are kept. Those of the entries that wait begin now."""
+        self.by_tenant, self.lines, self._turned = by_tenant, {}, []
+        if by_tenant:
+            for key in self._order:
+                self._line_up(line_of(self.entries[key[-1]]), key)
 
     def first_of(self, line: Line, most: int) -> list[PoolEntry]:
         """Returns the first `most` entries of a line, in the order in which they should be served."""

@@ -123,14 +123,19 @@ class ClusterState:
         """
         return self._ledger.pool.first_of(line, most)
 
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """The tenants that have entries in the pool, by class, in the order in which they came."""
-        return tuple(self._ledger.pool.lines)
+    def tell_tenants_apart(self, by_tenant: bool) -> None:
+        """Sets whether the state knows what waits by tenant as well, for `first_of`, `take_turned_lines`,
+        `queued_before` and `without_slot_before`. At first it does not.
+        """
+        self._ledger.tell_tenants_apart(by_tenant)
+
+    def requests(self) -> list[Request]:
+        """Returns all requests, in the order in which they came."""
+        return [live.request for live in self._ledger.live.values()]
 
     def take_turned_lines(self) -> list[tuple[Line, bool]]:
         """Returns the tenants that began (True) or ceased to have entries in a class of the pool since the last call,
-        in this order.
+        in this order. The first call after `tell_tenants_apart` has all that have entries.
         """
         return self._ledger.pool.take_turned()
 
@@ -253,17 +258,17 @@ class ClusterState:
             return 0.0
         return now_s - max(standing.idle_until_s, standing.computed_at_s)
 
-    def queued_before(self, request: Request, by_share: bool) -> Backlog:
+    def queued_before(self, request: Request) -> Backlog:
         """Returns the sums over the queued requests that are expected to be served before one that is queued, by the
-        order of their arrival or by their tenants' shares (`Waiting.before`).
+        order of their arrival or, if tenants are told apart, by their shares (`Waiting.before`).
         """
-        return self._ledger.queued.before(request, True, by_share)
+        return self._ledger.queued.before(request, True)
 
-    def without_slot_before(self, request: Request, by_share: bool) -> Backlog:
+    def without_slot_before(self, request: Request) -> Backlog:
         """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are expected
         to get a slot before one that is queued.
         """
-        return self._ledger.without_slot.before(request, False, by_share)
+        return self._ledger.without_slot.before(request, False)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

@@ -74,14 +74,23 @@ class _Sums:
     foreseen: int = 0
     output_tokens: float = 0.0
 
+    def count(self, request: Request, sign: int) -> None:
+        slots = sign * request.slots
+        self.prompts += sign
+        self.prompt_tokens += sign * request.prompt_tokens
+        self.sequences += slots
+        if request.predicted_tokens is not None:
+            self.foreseen += slots
+            self.output_tokens += slots * request.predicted_tokens
+
     def shown(self) -> Backlog:
         return Backlog(self.prompts, self.prompt_tokens, self.sequences, self.foreseen, self.output_tokens)
 
 
 @dataclass(slots=True)
 class _Class:
-    """The sums over all requests of one priority, and over those of each tenant; `weights` are the tenants' weights, by
-    their newest requests, and `weight` is the sum of them.
+    """The sums over all requests of one priority, and if tenants are told apart, over those of each; `weights` are the
+    tenants' weights, by their newest requests, and `weight` is the sum of them.
     """
 
     all: _Sums = field(default_factory=_Sums)
@@ -92,43 +101,24 @@ class _Class:
 
 @dataclass(slots=True)
 class Waiting:
-    """The sums over all requests of one kind, by priority and tenant."""
+    """The sums over all requests of one kind, by priority, and with `by_tenant` also by tenant."""
 
+    by_tenant: bool = False
     _of: dict[int, _Class] = field(default_factory=dict)
 
     def count(self, request: Request, sign: int) -> None:
         """Adds a request (`sign` +1), or takes it away (-1)."""
-        terms = request.terms
-        priority, tenant = terms.priority, terms.tenant
+        priority = request.terms.priority
         of = self._of.get(priority)
         if of is None:
             of = self._of[priority] = _Class()
-        own = of.tenants.get(tenant)
-        if own is None:
-            own = of.tenants[tenant] = _Sums()
-        slots, tokens, predicted = (
-            sign * request.slots,
-            sign * request.prompt_tokens,
-            request.predicted_tokens,
-        )
-        for sums in (of.all, own):
-            sums.prompts += sign
-            sums.prompt_tokens += tokens
-            sums.sequences += slots
-            if predicted is not None:
-                sums.foreseen += slots
-                sums.output_tokens += slots * predicted
-        if sign > 0:
-            before = of.weights.get(tenant, 0.0)
-            if before != terms.weight:
-                of.weight += terms.weight - before
-                of.weights[tenant] = terms.weight
-        elif not of.all.prompts:
+        sums = of.all
+        sums.count(request, sign)
+        if not sums.prompts:
             # rounding errors of its sums end with it
             del self._of[priority]
-        elif not own.prompts:
-            del of.tenants[tenant]
-            of.weight -= of.weights.pop(tenant)
+        elif self.by_tenant:
+            _count_own(of, request, sign)
 
     def until(self, priority: int) -> Backlog:
         """Returns the sums over the requests that are at least as urgent as this priority."""
@@ -142,20 +132,20 @@ class Waiting:
             sum((one.output_tokens for one in some), 0.0),
         )
 
-    def before(self, request: Request, counted: bool, by_share: bool) -> Backlog:
+    def before(self, request: Request, counted: bool) -> Backlog:
         """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`
         says whether the sums contain it.
 
-        That is all of its class and of more urgent ones. With `by_share`, where several tenants wait in the class, each
-        of them gets service by its weight until the request has its turn. So no more of the class is before it than its
-        own tenant has, times the weights of all by its own.
+        That is all of its class and of more urgent ones. With `by_tenant`, where several tenants wait in the class,
+        each of them gets service by its weight until the request has its turn. So no more of the class is before it
+        than its own tenant has, times the weights of all by its own.
         """
         priority, tenant = request.terms.priority, request.terms.tenant
         queued = self.until(priority)
         if counted:
             queued = queued.without(request)
         of = self._of.get(priority)
-        if not by_share or of is None or not of.tenants.keys() - {tenant}:
+        if not self.by_tenant or of is None or not of.tenants.keys() - {tenant}:
             return queued
         sums, weight = of.tenants.get(tenant), of.weight
         own = NOTHING if sums is None else sums.shown()
@@ -163,3 +153,21 @@ class Waiting:
             own = own.without(request)
         weight += request.terms.weight - of.weights.get(tenant, 0.0)
         return self.until(priority - 1).plus(own.times(weight / request.terms.weight)).at_most(queued)
+
+
+def _count_own(of: _Class, request: Request, sign: int) -> None:
+    """Adds a request to the sums of its tenant, or takes it away, while others of its class are counted."""
+    terms = request.terms
+    tenant = terms.tenant
+    own = of.tenants.get(tenant)
+    if own is None:
+        own = of.tenants[tenant] = _Sums()
+    own.count(request, sign)
+    if sign > 0:
+        before = of.weights.get(tenant, 0.0)
+        if before != terms.weight:
+            of.weight += terms.weight - before
+            of.weights[tenant] = terms.weight
+    elif not own.prompts:
+        del of.tenants[tenant]
+        of.weight -= of.weights.pop(tenant)

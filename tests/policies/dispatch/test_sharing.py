@@ -24,7 +24,7 @@ from policies.state import events as ev
 from policies.state.views import Request, Role
 from tests.policies.random_events import Life
 
-STRICT = VirtualTokenCounter(slack_tokens=0.0)
+STRICT = VirtualTokenCounter(slack_tokens=0.0, credit_tokens=0.0, ahead_s=0.0)
 EVER = 1e9
 
 
@@ -69,6 +69,12 @@ class Fleet:
         made = Terms(priority=priority, tenant=tenant, weight=weight, **terms)
         request = Request(name, self.now_s, prompt, 10_000, slots, made, predicted_tokens=predicted)
         return name, self.d.handle(ev.Arrived(self.now_s, request))
+
+    def two_tenants_came(self) -> None:
+        """Has two tenants come and go without any service, because counting begins with the second one."""
+        for tenant in ("y", "z"):
+            name, _ = self.arrive(tenant, prompt=0, predicted=0.0)
+            self.d.handle(ev.Closed(self.now_s, name, "cancelled"))
 
     def prefilled(self, name: str, cached: int = 0) -> list[Action]:
         self.now_s += 1e-6
@@ -187,6 +193,7 @@ def test_the_newest_of_the_same_tenant_goes_first_while_its_oldest_is_late() -> 
 
 def test_a_request_is_charged_by_forecast_when_it_is_sent_and_settled_at_its_end() -> None:
     fleet = Fleet(slots=4)
+    fleet.two_tenants_came()
     name, [route] = fleet.arrive("a", weight=2.0, prompt=100, predicted=50.0, slots=3)
     # (100 + 2 * 3 * 50) / 2
     assert fleet.counters()["a"] == 200.0 and isinstance(route, RoutePrefill) and route.turn is None
@@ -201,6 +208,7 @@ def test_a_request_is_charged_by_forecast_when_it_is_sent_and_settled_at_its_end
 
 def test_one_that_is_cancelled_has_used_what_was_seen_of_it() -> None:
     fleet = Fleet()
+    fleet.two_tenants_came()
     name, _ = fleet.arrive("a")
     fleet.prefilled(name)
     fleet.d.handle(ev.Admitted(fleet.now_s, name))
@@ -216,6 +224,7 @@ def test_one_that_is_cancelled_has_used_what_was_seen_of_it() -> None:
 
 def test_without_a_forecast_the_tenants_last_outputs_count() -> None:
     fleet = Fleet(slots=9)
+    fleet.two_tenants_came()
     charged = []
     for tokens in (100, 200, 200):
         before = fleet.counters()["a"]
@@ -230,6 +239,82 @@ def test_without_a_forecast_the_tenants_last_outputs_count() -> None:
     kept = 1 - 1 / 64
     usual = (100 * kept**2 + 200 * kept + 200) / (kept**2 + kept + 1)
     assert fleet.counters()["b"] - fleet.counters()["a"] == pytest.approx(100 + 2 * usual)
+
+
+@pytest.mark.parametrize(("ahead_s", "sent_to_it"), [(0.0, 1), (0.5, 5), (EVER, 20)])
+def test_a_fast_engine_has_work_for_some_time_ahead(ahead_s: float, sent_to_it: int) -> None:
+    policy = VirtualTokenCounter(ahead_tokens=1000.0, ahead_s=ahead_s)
+    d = Dispatcher(
+        DispatchConfig(queue_timeout_s=EVER, status_stale_s=EVER),
+        prefill_policy("join_shortest_queue"),
+        decode_policy("join_shortest_queue"),
+        fairness=policy,
+    )
+    for worker, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        d.handle(ev.EngineUp(0.0, worker, role, "g", worker, 99, 10**9))
+        d.handle(ev.EngineStatus(0.0, worker, 0, 0, 0))
+    # it computes 3872 + 128 tokens in 0.4 s: 10,000 tokens a second
+    d.handle(ev.Arrived(0.0, Request("first", 0.0, 3872, 10, terms=Terms(tenant="a"))))
+    d.handle(ev.PrefillDone(0.4, "first", EVER, 1, 0))
+    d.handle(ev.Tick(0.5))
+    actions = [
+        action
+        for i in range(20)
+        for action in d.handle(
+            ev.Arrived(0.5, Request(f"{i}", 0.5, 1000, 10, terms=Terms(tenant="ab"[i % 2])))
+        )
+    ]
+    # the second request is the first of a second tenant; one has 1000 tokens, and five have half a second of work
+    assert len(sent(actions)) == sent_to_it
+
+
+@pytest.mark.parametrize(
+    ("policy", "tenants"), [(NoFairness(), "abc"), (VirtualTokenCounter(), "aaa")], ids=["none", "one tenant"]
+)
+def test_without_anybody_to_share_with_nothing_is_counted(policy: FairnessPolicy, tenants: str) -> None:
+    fleet = Fleet(policy)
+    names = [fleet.arrive(tenant)[0] for tenant in tenants]
+    fleet.prefilled(names[0])
+    fleet.prefilled(names[1])
+    ledger, sharing = fleet.d.state._ledger, fleet.d.sharing
+    assert fleet.d.state.pool_size == 1 and ledger.without_slot.until(0).prompts == 2
+    assert not ledger.pool.lines and not any(of.tenants for of in ledger.without_slot._of.values())
+    assert not sharing._charged and not sharing._outputs and not sharing.counts
+    # the gauges of tenants that wait do not depend on it
+    assert sharing.tenants == {"queue": 0, "pool": 1}
+    fleet.arrive(tenants[0])
+    assert sharing.tenants == {"queue": 1, "pool": 1}
+
+
+def test_counting_begins_with_the_second_tenant_for_all_that_waits() -> None:
+    fleet = Fleet()
+    running, pooled, *_ = [fleet.arrive("a")[0] for _ in range(6)]
+    fleet.prefilled(running)
+    fleet.prefilled(pooled)
+    ledger = fleet.d.state._ledger
+    fleet.arrive("b")
+    assert fleet.d.sharing.tenants == {"queue": 2, "pool": 1}
+    assert [len(keys) for keys in ledger.pool.lines.values()] == [1]
+    # of "a" there are three in the queue, one being computed and one in the pool
+    assert {name: sums.prompts for name, sums in ledger.queued._of[0].tenants.items()} == {"a": 3, "b": 1}
+    assert ledger.without_slot._of[0].all.prompts == 2
+
+
+@pytest.mark.parametrize("how", ["policy", "adopted"])
+def test_tenants_that_only_wait_in_the_pool_count_as_well(how: str) -> None:
+    fleet = Fleet(NoFairness() if how == "policy" else STRICT)
+    if how == "policy":
+        for tenant in "aab":
+            fleet.prefilled(fleet.arrive(tenant)[0])
+        assert fleet.d.state.pool_size == 2
+        fleet.d.handle(ev.PoliciesChanged(fleet.now_s, fairness=ev.PolicyChoice("vtc")))
+    else:
+        fleet.prefilled(fleet.arrive("a")[0])
+        for name in "ab":
+            made = Request(f"{name}-old", 0.0, 100, 10_000, terms=Terms(tenant=name))
+            fleet.d.handle(ev.Adopted(fleet.now_s, made, "pooled", "p0", None, 0, EVER, 1))
+        assert fleet.d.state.pool_size == 2
+    assert fleet.d.sharing.counts and fleet.d.sharing.tenants == {"queue": 0, "pool": 2}
 
 
 # -------------------------------------------------------------------------------------------------------- the pool
@@ -313,6 +398,7 @@ def waits_of_others(policy: FairnessPolicy) -> float:
 
 def test_a_request_of_many_choices_begins_with_the_slots_that_are_free_and_blocks_nobody() -> None:
     fleet = Fleet(decode=2, slots=4, prefill=9, overcommit_slots=0)
+    fleet.two_tenants_came()
     for _ in range(5):
         name, _ = fleet.arrive("b")
         fleet.prefilled(name)

@@ -39,6 +39,29 @@ def test_the_least_counter_is_first_and_charges_move_it() -> None:
     assert (shares.counter(0, "a"), shares.in_turn(0, 2)) == (3.0, ["c", "a"])
 
 
+def test_one_that_waited_before_keeps_its_credit_and_a_newcomer_has_none() -> None:
+    shares = Shares(credit=100.0)
+    shares.enter(0, "a")
+    shares.enter(0, "b")
+    shares.leave(0, "b")
+    shares.charge(0, "a", 60.0)
+    # it is 60 behind, and all of that is left
+    shares.enter(0, "b")
+    assert shares.counter(0, "b") == 0.0
+    shares.leave(0, "b")
+    shares.charge(0, "a", 500.0)
+    # 560 behind, of which 100 are left
+    shares.enter(0, "b")
+    assert shares.counter(0, "b") == 460.0 and shares.first(0) == "b"
+    shares.charge(0, "b", 140.0)
+    shares.enter(0, "new")
+    assert shares.counter(0, "new") == 560.0
+    # one that is ahead is not lowered
+    shares.leave(0, "b")
+    shares.enter(0, "b")
+    assert shares.counter(0, "b") == 600.0
+
+
 def test_a_newcomer_is_lifted_to_the_least_that_wait_and_never_lowered() -> None:
     shares = Shares()
     shares.enter(0, "a")

@@ -29,7 +29,7 @@ def test_policies_are_made_by_name_and_wrong_ones_are_refused() -> None:
     assert fairness_policy("none") == NoFairness()
     with pytest.raises(UnknownFairnessPolicy, match="'fcfs' is not known: choose one of none, vtc"):
         fairness_policy("fcfs")
-    with pytest.raises(UnknownFairnessPolicy, match="no parameter 'w': it takes ahead_tokens, "):
+    with pytest.raises(UnknownFairnessPolicy, match="no parameter 'w': it takes ahead_s, ahead_tokens, "):
         fairness_policy("vtc", {"w": 1})
     with pytest.raises(UnknownFairnessPolicy, match="'none' has no parameter 'w_p': it takes none"):
         fairness_policy("none", {"w_p": 1})

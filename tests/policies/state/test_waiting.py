@@ -44,26 +44,26 @@ def test_by_shares_no_more_is_before_a_request_than_its_tenant_has_for_each_unit
     def of(name: str, tenant: str, weight: float = 1.0, priority: int = 0, tokens: int = 10) -> Request:
         return Request(name, 0.0, tokens, 5, terms=Terms(priority, tenant=tenant, weight=weight))
 
-    waiting = Waiting()
-    for i in range(20):
-        waiting.count(of(f"a{i}", "a"), +1)
+    waiting, as_they_came = Waiting(by_tenant=True), Waiting()
     urgent = of("u", "b", priority=-1, tokens=7)
-    waiting.count(urgent, +1)
+    for one in [*(of(f"a{i}", "a") for i in range(20)), urgent]:
+        waiting.count(one, +1)
+        as_they_came.count(one, +1)
     asked = of("b1", "b", weight=3.0)
     # only the urgent one is before the first request of "b"; in the order of arrival all of "a" are
-    assert waiting.before(asked, False, by_share=True) == Backlog(1, 7, 1)
-    assert waiting.before(asked, False, by_share=False) == Backlog(21, 207, 21)
+    assert waiting.before(asked, False) == Backlog(1, 7, 1)
+    assert as_they_came.before(asked, False) == Backlog(21, 207, 21)
     for name in ("b1", "b2", "b3", "b4"):
         waiting.count(of(name, "b", weight=3.0), +1)
     # three of its own, and "a" gets a third of what "b" gets: 3 * 4 / 3
-    assert waiting.before(of("b4", "b", weight=3.0), True, by_share=True) == Backlog(1 + 4, 7 + 40, 5)
+    assert waiting.before(of("b4", "b", weight=3.0), True) == Backlog(1 + 4, 7 + 40, 5)
     # its class has no more than 23 others
     last = of("a19", "a")
-    assert waiting.before(last, True, by_share=True) == Backlog(24, 237, 24)
+    assert waiting.before(last, True) == Backlog(24, 237, 24)
     # for a tenant that is alone in its class the order of arrival holds
     for i in range(20):
         waiting.count(of(f"a{i}", "a"), -1)
-    assert waiting.before(of("b4", "b", weight=3.0), True, by_share=True) == Backlog(4, 37, 4)
+    assert waiting.before(of("b4", "b", weight=3.0), True) == Backlog(4, 37, 4)
 
 
 def test_any_order_of_coming_and_going_leaves_the_sums_of_what_is_there() -> None:
