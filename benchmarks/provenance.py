@@ -15,11 +15,7 @@ from benchmarks.results_io import Stored, Verified
 
 UNTRACED = frozenset(
     {
-        "balance/balance.json",
-        "decisions/decisions.json",
         "experiments/validate_live/vllm.json",
-        "overhead/overhead-vllm.json",
-        "predictors/results.json",
     }
 )
 """Committed files that were written before runs kept their origin, or the folders of which their digests are, or whose
