@@ -68,8 +68,8 @@ class RoleSwitchConfig:
     after_s: Annotated[float, Number(low=0.0, unit="s")] = 2.0
     """Time for which a role must have been busy before an engine is lent to it, and between two loans."""
     judge: Annotated[str, OneOf((PAPER, WORK))] = PAPER
-    """What makes a role busy: the load scores of the paper, or for prefill the prompts that are still to be computed
-    ("work"); the module's docstring compares them.
+    """Measure of how busy a role is: the load scores of the paper, or for prefill the prompts that are still to be
+    computed ("work"); the module's docstring compares them.
     """
 
     def __post_init__(self) -> None:
