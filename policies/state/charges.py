@@ -20,6 +20,7 @@ from policies.state.views import (
     Indicators,
     Request,
     RequestId,
+    Role,
     Transfers,
     Worker,
     WorkerId,
@@ -197,6 +198,16 @@ def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, si
         del steps[step]
 
 
+class Report(NamedTuple):
+    """An engine's report, with what the router charged to the worker then: the length of its `sending` queue, and the
+    share of its prompts in all its requests that compute or wait (0..1).
+    """
+
+    status: ev.EngineStatus
+    sending: int
+    prefill_share: float
+
+
 @dataclass(slots=True)
 class Load:
     """A worker's facts, the charges of its requests, and the engine's reports."""
@@ -209,6 +220,8 @@ class Load:
     """The number of prompts in `prefilling` whose prefix is fetched first."""
     prefilling_tokens: int = 0
     slots_used: int = 0
+    decoding: int = 0
+    """The number of sequences in `slots_used` whose prompt is not computed here, or is computed already."""
     kv_tokens: int = 0
     booked_kv_tokens: int = 0
     """Sum of all that bookings have added to `kv_tokens` and taken back; progress adds the rest."""
@@ -220,10 +233,11 @@ class Load:
     transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
     """Number of transfers in flight, by receiver and priority."""
     departures: Departures = field(default_factory=Departures)
-    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)
-    """The engine's reports of the last `worker_events.INDICATOR_WINDOW_S`, each with the value of `sending` then."""
+    reports: deque[Report] = field(default_factory=deque)
+    """The engine's reports of the last `worker_events.INDICATOR_WINDOW_S`."""
     indicators: Indicators | None = None
     unreported: int = 0
+    unreported_prefills: int = 0
     transfers_view: tuple[Transfers, ...] | None = ()
     """`transfers` as the last view shows them; None when they have changed since."""
 
@@ -233,6 +247,16 @@ class Load:
         the network, which says nothing about the worker; what its engine computed of it counts at its end.
         """
         return self.prefilling - self.fetching
+
+    @property
+    def prefill_share(self) -> float:
+        """Share of the prompts in all requests that compute or wait on the worker, 0..1. Without any, a report can
+        only show work that the router does not know; it belongs to the worker's role then.
+        """
+        known = self.prefilling + self.decoding
+        if known:
+            return self.prefilling / known
+        return 0.0 if self.up.role is Role.DECODE else 1.0
 
     @property
     def has_room(self) -> bool:
@@ -281,4 +305,5 @@ def view_of(load: Load) -> Worker:
         load.unreported,
         load.standing.quarantine,
         load.blocks.shared_tokens,
+        load.unreported_prefills,
     )

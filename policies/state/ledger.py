@@ -247,6 +247,8 @@ class Ledger:
             self.dirty.add(prefill.up.worker)
         if decode is not None and (only is None or live.decode_worker == only):
             decode.slots_used += sign * request.slots
+            if stage is not Stage.PREFILLING:
+                decode.decoding += sign * request.slots
             if decode is not prefill:  # a colocated prompt is charged once
                 decode.kv_tokens += sign * (request.prompt_tokens + live.tokens)
                 decode.booked_kv_tokens += sign * (request.prompt_tokens + live.tokens)

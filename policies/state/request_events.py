@@ -30,6 +30,7 @@ def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
     live.prefills += 1
     live.first_from_s = event.now_s if event.colocated else None
     load.unreported += 1
+    load.unreported_prefills += 1
     ledger.outliers.probe(event.worker, event.attempt_id, event.now_s)
     ledger.last_chosen["prefill"] = event.worker
 

@@ -165,11 +165,21 @@ class Transfers(NamedTuple):
 
 
 @record
+class Queues:
+    """Lengths of an engine's queues in requests. None: the engine does not report it."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    swapped: float | None = None
+
+
+@record
 class Indicators:
     """FlowKV's node status: means over a sliding window of the engine's reports. None: the engine does not report it.
 
     `running`, `waiting`, `swapped` and `sending` are queue lengths in requests. The other fields are shares in use,
-    0..1, of the step's token budget, of compute and of memory bandwidth.
+    0..1, of the step's token budget, of compute and of memory bandwidth. `prefill` is the part of the first three
+    queues whose prompts are still to be computed; the rest of them decodes, or waits to. All of `sending` is prefill's.
     """
 
     running: float
@@ -179,6 +189,7 @@ class Indicators:
     token_budget: float | None = None
     compute: float | None = None
     memory_bandwidth: float | None = None
+    prefill: Queues = Queues()
 
 
 class Quarantine(NamedTuple):
@@ -204,7 +215,8 @@ class Worker:
     `barrier` names the worker's barrier group, whose workers end every decode step together ("": it is in none).
     `sending` counts the finished prefills whose KV the worker still holds; `transfers` counts the transfers among them
     that are in flight. `departures` are the forecasts for a decode worker's sequences, by step; a sequence without a
-    forecast is expected to stay. `unreported` counts the requests routed to the worker since its last report.
+    forecast is expected to stay. `unreported` counts the requests routed to the worker since its last report, and
+    `unreported_prefills` those of them that were routed there to be prefilled.
     `quarantine` is None while the router finds no fault with the worker.
     """
 
@@ -231,6 +243,7 @@ class Worker:
     unreported: int = 0
     quarantine: Quarantine | None = None
     shared_kv_tokens: int = 0
+    unreported_prefills: int = 0
 
     @property
     def free_slots(self) -> int:

@@ -1,16 +1,19 @@
 """Handlers of the events of workers, of their caches and of the network between them.
 
-The reports of an engine are kept for a sliding window and averaged (FlowKV B.2).
+The reports of an engine are kept for a sliding window and averaged (FlowKV B.2). A report does not say which of the
+engine's requests prefill and which decode, and an engine that has switched roles has both for a while. The router's own
+charges at the time of the report say it: they divide each queue in their ratio. This is exact while all requests on a
+worker are in one phase. Of a mixture the number in each phase is right, and how many of them run is an estimate.
 """
 
 from collections.abc import Iterable, Sequence
 
 from policies.state import events as ev
-from policies.state.charges import Load
+from policies.state.charges import Load, Report
 from policies.state.ledger import Handlers, Ledger
 from policies.state.prefix_index import PrefixIndex
 from policies.state.standing import Standing
-from policies.state.views import Indicators, WorkerId
+from policies.state.views import Indicators, Queues, WorkerId
 
 # ASSUMPTION: FlowKV names a sliding window, but not its length; 2 s hold 20 reports, one every 0.1 s
 INDICATOR_WINDOW_S = 2.0
@@ -51,29 +54,35 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
         ledger.set_health(load, event.health)
         ledger.fleet_version += 1
         ledger.outliers.fit(event.now_s)
-    load.unreported = 0
-    load.reports.append((event, load.sending))
-    while load.reports[0][0].now_s < event.now_s - INDICATOR_WINDOW_S:
+    load.unreported = load.unreported_prefills = 0
+    load.reports.append(Report(event, load.sending, load.prefill_share))
+    while load.reports[0].status.now_s < event.now_s - INDICATOR_WINDOW_S:
         load.reports.popleft()
     load.indicators = _mean_indicators(load.reports)
     ledger.dirty.add(event.worker)
 
 
-def _mean_indicators(reports: Iterable[tuple[ev.EngineStatus, int]]) -> Indicators:
-    """Returns the mean of each figure over the reports that have it. `reports` are (report, sending queue at its time).
+def _mean_indicators(reports: Iterable[Report]) -> Indicators:
+    """Returns the mean of each figure over the reports that have it.
 
     FlowKV averages over a window (appendix B.2), because one sample of a bursty engine says little.
     """
     kept = list(reports)
-    statuses = [status for status, _ in kept]
+    statuses = [report.status for report in kept]
+    prefill = Queues(
+        sum(share * s.running for s, _, share in kept) / len(kept),
+        sum(share * s.waiting for s, _, share in kept) / len(kept),
+        _mean([None if s.swapped is None else share * s.swapped for s, _, share in kept]),
+    )
     return Indicators(
         running=sum(s.running for s in statuses) / len(kept),
         waiting=sum(s.waiting for s in statuses) / len(kept),
         swapped=_mean([s.swapped for s in statuses]),
-        sending=sum(sending for _, sending in kept) / len(kept),
+        sending=sum(report.sending for report in kept) / len(kept),
         token_budget=_mean([s.token_budget for s in statuses]),
         compute=_mean([s.compute for s in statuses]),
         memory_bandwidth=_mean([s.memory_bandwidth for s in statuses]),
+        prefill=prefill,
     )
 
 

@@ -9,6 +9,10 @@
     G_u, MB_u        compute, memory-bandwidth utilisation        -> Indicators.compute, .memory_bandwidth
     w                one set per policy, hence per role           -> LoadWeights
 
+A policy that places requests scores a node by all its queues. The means of a role (`regimes`) take only those of the
+role's phase, as lines 10 and 11 of the algorithm do (L_r^{i,prefill} and L_r^{i,decode}), because an engine that has
+switched roles still has work of its former one. The sending queue is prefill's.
+
 A term that the engine does not report is left out and the weights of the others are renormalised, so scores of
 engines that report different things stay comparable.
 Deviations: queues are divided by the node's own slots and not by the largest of the fleet, because a score must not
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from policies.routing.params import BadParameter, Number, check
-from policies.state.views import Role, Worker
+from policies.state.views import Indicators, Queues, Role, Worker
 
 LOAD_FORMULA = (
     "cost = (w.running * running + w.waiting * waiting + w.swapped * swapped + w.sending * sending"
@@ -64,39 +68,55 @@ class LoadWeights:
             )
 
 
-def load_score(worker: Worker, weights: LoadWeights) -> tuple[float, dict[str, float]]:
+def load_score(
+    worker: Worker, weights: LoadWeights, phase: Role | None = None
+) -> tuple[float, dict[str, float]]:
     """Returns the score of a worker (0 is idle, about 1 is full, more means a queue) and its normalised terms by
-    name.
+    name. The queues are those of one `phase`, Role.PREFILL or Role.DECODE; None: all that the worker has.
     """
-    terms = load_terms(worker)
+    terms = load_terms(worker, phase)
     used = {name: getattr(weights, name) for name in terms}
     total = sum(used.values())
     return sum(used[name] * value for name, value in terms.items()) / total, terms
 
 
-def load_terms(worker: Worker) -> dict[str, float]:
-    """Returns the normalised indicators of a worker by the names of LoadWeights. Before its first report they come
-    from the router's own charges.
+def load_terms(worker: Worker, phase: Role | None = None) -> dict[str, float]:
+    """Returns the normalised indicators of a worker by the names of LoadWeights, with the queues of one phase (None:
+    all). Before its first report they come from the router's own charges.
     """
     seen, slots = worker.indicators, worker.slots
     if seen is None:
-        running = worker.prefilling if worker.role is Role.PREFILL else worker.slots_used
+        running = worker.prefilling if (phase or worker.role) is Role.PREFILL else worker.slots_used
         return {
             "running": running / slots,
             "waiting": 0.0,
-            "sending": worker.sending / slots,
+            "sending": 0.0 if phase is Role.DECODE else worker.sending / slots,
             "kv_usage": worker.kv_usage,
         }
+    queues = _queues(worker, seen, phase)
     terms = {
-        "running": seen.running / slots,
-        "waiting": (seen.waiting + worker.unreported) / slots,
+        "running": queues.running / slots,
+        "waiting": queues.waiting / slots,
         "kv_usage": worker.kv_usage,
     }
-    queues = {"swapped": seen.swapped, "sending": seen.sending}
-    terms |= {name: value / slots for name, value in queues.items() if value is not None}
+    sending = 0.0 if phase is Role.DECODE and seen.sending is not None else seen.sending
+    counted = {"swapped": queues.swapped, "sending": sending}
+    terms |= {name: value / slots for name, value in counted.items() if value is not None}
     shares = {
         "token_budget": seen.token_budget,
         "compute": seen.compute,
         "memory_bandwidth": seen.memory_bandwidth,
     }
     return terms | {name: value for name, value in shares.items() if value is not None}
+
+
+def _queues(worker: Worker, seen: Indicators, phase: Role | None) -> Queues:
+    """Returns the queues of one phase (None: of both), with what was routed to the worker since its last report."""
+    waiting, prompts = seen.waiting + worker.unreported, seen.prefill
+    if phase is None:
+        return Queues(seen.running, waiting, seen.swapped)
+    prompts_waiting = prompts.waiting + worker.unreported_prefills
+    if phase is Role.PREFILL:
+        return Queues(prompts.running, prompts_waiting, prompts.swapped)
+    swapped = None if seen.swapped is None else seen.swapped - (prompts.swapped or 0.0)
+    return Queues(seen.running - prompts.running, waiting - prompts_waiting, swapped)

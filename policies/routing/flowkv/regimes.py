@@ -2,7 +2,8 @@
 in its metrics and status (`actors.router.fleet`), and `role_switch` acts on it. An autoscaler that acts on the extreme
 regime is planned (docs/design.md).
 
-    C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both)
+    C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both), each
+               with the queues of its phase only
     C^p <= low_p  and C^d <= low_d   normal
     C^p <= high_p and C^d <= high_d  imbalanced; idle nodes = {i : C_i < idle} may switch role
     else                             extreme, once it has lasted `extreme_after_s`; until then imbalanced
@@ -105,11 +106,16 @@ def role_scores(
     snapshot: Snapshot, prefill_weights: LoadWeights, decode_weights: LoadWeights
 ) -> tuple[dict[WorkerId, float], dict[WorkerId, float]]:
     """Returns the load scores of the ready prefill nodes and of the ready decode nodes, by the weights of the role.
-    A colocated node is in both.
+    A colocated node is in both. A node's queues are those of the role's phase: an engine that was lent to prefill with
+    30 requests that it decodes, and has no prompt to compute, has no queue as a prefill node.
     """
     ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
-    prefill = {w.id: load_score(w, prefill_weights)[0] for w in ready if w.role is not Role.DECODE}
-    decode = {w.id: load_score(w, decode_weights)[0] for w in ready if w.role is not Role.PREFILL}
+    prefill = {
+        w.id: load_score(w, prefill_weights, Role.PREFILL)[0] for w in ready if w.role is not Role.DECODE
+    }
+    decode = {
+        w.id: load_score(w, decode_weights, Role.DECODE)[0] for w in ready if w.role is not Role.PREFILL
+    }
     return prefill, decode
 
 

@@ -12,7 +12,7 @@ from policies.network.oracle import Oracle
 from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
-from policies.state.views import Departure, Request, Role, Transfers, Worker
+from policies.state.views import Departure, Queues, Request, Role, Transfers, Worker
 from policies.state.worker_events import INDICATOR_WINDOW_S
 
 P, D = "p0", "d0"
@@ -116,6 +116,64 @@ def test_indicators_are_means_over_the_window_of_what_is_reported() -> None:
     seen = view(state, D).indicators
     assert seen is not None
     assert (seen.running, seen.waiting, seen.compute, seen.swapped) == (3.0, 0.5, 0.5, None)
+
+
+def switched(state: ClusterState, worker: str, role: Role, now_s: float) -> None:
+    state.apply(ev.EngineUp(now_s, worker, role, "g", "n", slots=8, kv_capacity_tokens=10_000, barrier="b"))
+
+
+def prefilling(state: ClusterState, attempt_id: str, worker: str) -> None:
+    state.apply(ev.Arrived(0.0, Request(attempt_id, 0.0, 100, 64)))
+    state.apply(ev.PrefillRouted(0.0, attempt_id, worker, colocated=False))
+
+
+def test_queues_are_divided_by_phase_as_they_were_at_each_report() -> None:
+    """An engine with three sequences is lent to prefill. It gets a prompt, and its sequences end one by one."""
+    state = cluster()
+    for name in "abc":
+        decoding(state, name)
+    state.apply(ev.EngineStatus(0.0, D, running=3, waiting=0, kv_tokens=0, swapped=1))
+    switched(state, D, Role.PREFILL, 0.0)
+    state.apply(ev.EngineStatus(0.5, D, running=3, waiting=0, kv_tokens=0, swapped=1))
+    seen = view(state, D).indicators
+    assert seen is not None and (seen.running, seen.prefill) == (3.0, Queues(0.0, 0.0, 0.0))
+    prefilling(state, "p", D)
+    assert (view(state, D).unreported, view(state, D).unreported_prefills) == (1, 1)
+    state.apply(ev.EngineStatus(1.0, D, running=3, waiting=1, kv_tokens=0))
+    # a quarter of 3 running and 1 waiting, over three reports: 0.75 / 3 and 0.25 / 3
+    seen = view(state, D).indicators
+    assert seen is not None and seen.prefill == Queues(0.25, pytest.approx(0.25 / 3), 0.0)
+    for name in "abc":
+        state.apply(ev.Closed(1.5, name, "stop"))
+    late = 1.1 + INDICATOR_WINDOW_S
+    state.apply(ev.EngineStatus(late, D, running=1, waiting=0, kv_tokens=0))
+    seen = view(state, D).indicators
+    assert seen is not None and (seen.running, seen.prefill) == (1.0, Queues(1.0, 0.0, None))
+    # it goes home with the prompt, and what a report shows beyond what is known belongs to its role
+    switched(state, D, Role.DECODE, late)
+    late += 1.0 + INDICATOR_WINDOW_S
+    state.apply(ev.EngineStatus(late, D, running=1, waiting=0, kv_tokens=0))
+    seen = view(state, D).indicators
+    assert seen is not None and seen.prefill == Queues(1.0, 0.0, None)
+    state.apply(ev.Closed(late, "p", "cancelled"))
+    late += 1.0 + INDICATOR_WINDOW_S
+    state.apply(ev.EngineStatus(late, D, running=1, waiting=0, kv_tokens=0))
+    seen = view(state, D).indicators
+    assert seen is not None and seen.prefill == Queues(0.0, 0.0, None)
+
+
+def test_a_colocated_prompt_is_in_prefill_until_its_first_token() -> None:
+    state = cluster()
+    switched(state, "c", Role.COLOCATED, 0.0)
+    state.apply(ev.Arrived(0.0, Request("a", 0.0, 100, 64, slots=2)))
+    state.apply(ev.PrefillRouted(0.0, "a", "c", colocated=True))
+    state.apply(ev.EngineStatus(0.0, "c", running=1, waiting=0, kv_tokens=0))
+    seen = view(state, "c").indicators
+    assert seen is not None and seen.prefill == Queues(1.0, 0.0, None)
+    state.apply(ev.Progressed(1.0, "a", 2))
+    state.apply(ev.EngineStatus(2.5, "c", running=2, waiting=0, kv_tokens=0))
+    seen = view(state, "c").indicators
+    assert seen is not None and (seen.running, seen.prefill) == (2.0, Queues(0.0, 0.0, None))
 
 
 def test_what_was_routed_since_the_last_report_is_counted() -> None:
