@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.experiments import flowkv_roles as roles
 from benchmarks.experiments.base import Results
+from policies.routing.flowkv.role_switch import PAPER, WORK
 from policies.state.views import Role
 
 
@@ -44,4 +45,11 @@ def test_the_best_of_each_kind_are_compared() -> None:
     more = rows["period 120 s: goodput of switch 5 s above 3P5D"]
     assert (more.ours, more.met) == (pytest.approx(25.0), True)
     assert rows["switch 10 s, period 120 s: switches ordered"].ours == 9.0
+    assert rows["switch 10 s by work, period 120 s: switches ordered"].ours == 9.0
     assert "4P4D, period 120 s: switches ordered" not in rows
+
+
+def test_each_form_of_the_judgement_has_thresholds_of_its_own() -> None:
+    judges = {c["judge"] for v in roles.variants(False) if (c := v.config)["switch_s"] > 0.0}
+    assert judges == set(roles.THRESHOLDS) == {PAPER, WORK}
+    assert roles.THRESHOLDS[WORK] != roles.THRESHOLDS[PAPER]

@@ -6,11 +6,13 @@ import pytest
 
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import IDEAL, EngineSpec, LayerPlan, RoleSwitching, SimConfig
+from benchmarks.sim.roles import Roles
 from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.timing import TICK_1MS
 from policies.journal.replay import replay
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.flowkv.role_switch import RoleSwitchConfig
+from policies.state.reducer import ClusterState
 from policies.state.views import Role
 
 SLOW = dataclasses.replace(TICK_1MS, prefill_per_token_s=1e-3, decode_base_s=0.02)
@@ -40,6 +42,29 @@ def test_idle_decode_engines_prefill_for_a_while() -> None:
     assert last[0] == pytest.approx(91.0, abs=2.0)
     assert last[1] < 0.7 * last[0]
     assert "role_switches" not in fixed.peaks and lent.peaks["role_switches"] >= 2.0
+
+
+def test_the_router_knows_how_many_prompts_and_sequences_a_lent_engine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At each look its charges are the engine's queues, also where an engine has work of both phases."""
+    plain = Roles.look
+    mixed: list[bool] = []
+
+    def look(roles: Roles, state: ClusterState) -> None:
+        for name, seen in state.snapshot(roles._kernel.now_s, ()).workers.items():
+            engine = roles._workers[name]
+            assert seen.prefilling + seen.slots_used == engine.n_active + engine.n_waiting
+            assert len(engine.model.running) <= seen.slots_used
+            mixed.append(seen.role is not engine.spec.role and seen.prefilling > 0 < seen.slots_used)
+        plain(roles, state)
+
+    monkeypatch.setattr(Roles, "look", look)
+    # streams of 4 s, so that an engine still decodes when it is lent
+    long = [dataclasses.replace(r, output_tokens=200) for r in LONG_PROMPTS]
+    lent = dataclasses.replace(SWITCHING, thresholds=RegimeThresholds(0.05, 0.9, 0.3, 0.9, idle=0.4))
+    simulate(config(lent), long)
+    assert any(mixed)
 
 
 def test_a_run_with_switches_is_the_same_again_and_replays() -> None:
