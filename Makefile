@@ -134,7 +134,7 @@ bench-peers-real: setup ## Sluice, vllm-router and Ray Serve LLM on real engines
 bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads by block order, as pools grow old (FlowKV)
 	$(PY) -m benchmarks.transfer $(ARGS)
 
-bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
+bench-versus: setup ## this checkout against another one, in turn, both in pure Python: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
 bench-watching: setup ## live: what a dashboard, open pages and traces cost; traces under kills; a page open for 30 minutes (Chromium) (an hour)

@@ -2,10 +2,10 @@
 
     python -m scripts.compiled.build [--current | --note]
 
-`make setup` calls it. It never fails: where it cannot compile, pure Python runs, and `note.txt` beside the compiled
-modules says in one sentence why, and what to do. Nothing happens if all is as it was compiled last. SLUICE_PURE=1 has
-pure Python run until it is called without. Compiled modules are kept by the digest of all that decides them, so that a checkout that goes
-back to a former state finds them again. `scripts/compiled/finder.py` says who uses them.
+`make setup` calls it. Where it cannot compile, pure Python runs, and a note says in one sentence why and what to do.
+Nothing happens if all is as it was compiled last. After a call with SLUICE_PURE=1 pure Python runs until a call without
+it. Compiled modules are kept by the digest of all that decides them, so a checkout that goes back to a former state
+finds them again. `scripts/compiled/finder.py` says when they are used.
 """
 
 import contextlib
@@ -150,7 +150,10 @@ def update(place: Place, names: Sequence[str], root: Path = ROOT) -> None:
         place.take_away(f"{lack}, so pure Python runs, which needs more CPU time for each request ({ADVICE})")
         return
     if not made and not _compiled(place.folder, at, names, root):
-        note = f"compiling failed, so pure Python runs, which needs more CPU time for each request (see {place.folder / LOG})"
+        log = place.folder / LOG
+        note = (
+            f"compiling failed, so pure Python runs, which needs more CPU time for each request (see {log})"
+        )
         place.put({**manifest, "modules": []}, note)
         return
     (place.folder / at).touch()
@@ -159,7 +162,9 @@ def update(place: Place, names: Sequence[str], root: Path = ROOT) -> None:
 
 
 def _compiled(folder: Path, at: str, names: Sequence[str], root: Path) -> bool:
-    """Compiles the modules into `folder / at`, in a process of its own whose output is kept; returns whether it worked."""
+    """Compiles the modules into `folder / at` in a process of its own, and returns whether that worked. Its output is
+    kept in `log.txt`.
+    """
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sluice-compile-") as scratch:
         command = [sys.executable, "-c", _COMPILE, scratch, finder.LIBRARY.removesuffix("__mypyc")]

@@ -5,9 +5,9 @@ beside the compiled modules, and a `.pth` file that calls `install` whenever a P
 works alike in commands, tests, Ray workers and all their children. No source imports it.
 
 Compiled modules lie outside the sources, and `manifest.json` has the digest of every source that the compiler read: of
-the modules themselves and of all that they import. Unless each of them lies in the checkout at hand, byte for byte, none
-of the compiled modules is used. They know the layout of one another's objects, so all of them are used or none. An
-edited source is therefore never ignored: pure Python runs instead, and one line on standard error says so.
+the modules themselves and of all that they import. Unless the checkout at hand has each of these byte for byte, none of
+the compiled modules is used. They know the layout of one another's objects, so all of them are used or none. An edited
+source is therefore never ignored: pure Python runs instead, and one line on standard error says so.
 """
 
 import json

@@ -22,7 +22,7 @@ EVENTS = 250
 
 
 def lines() -> list[str]:
-    """Returns the journals of a history for each pair of policies of equal rank in the registries, one after the other."""
+    """Returns the journals of histories, one after the other, in which each policy of the registries decides."""
     pairs = zip(sorted(PREFILL) * 2, sorted(DECODE) * 2, strict=False)
     return [line for seed, (p, d) in enumerate(pairs) for line in history(seed, EVENTS, p, d)]
 

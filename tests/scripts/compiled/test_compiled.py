@@ -1,4 +1,4 @@
-"""The hot path is compiled by set-up, used only where its sources are those that were compiled, and left alone elsewhere.
+"""Set-up compiles the hot path, and compiled modules are used only where the sources are those that were compiled.
 
 A small project with two modules is compiled by the real compilers. Fresh interpreters without the module `site`, which
 know nothing of this environment's own compiled modules, import from it.
