@@ -88,7 +88,12 @@ class Packer:
             decision = action.decision
             ranking = [(*self._numbered(one.terms), one.worker, one.cost) for one in decision.ranking]
             made = decision.worker, ranking, decision.reason
-        self._encoder.encode_into((now_s, kind, _REST[kind](action), made), self._buffer)
+        whole = now_s, kind, _REST[kind](action), made
+        try:
+            self._encoder.encode_into(whole, self._buffer)
+        except OverflowError:
+            # Sums of what a lying peer has told. Decisions of several peers are packed together, so none may fail.
+            self._encoder.encode_into(_storable(msgspec.to_builtins(whole, enc_hook=float)), self._buffer)
         return bytes(self._buffer)
 
     def _numbered(self, terms: Mapping[str, float]) -> tuple[int, list[float]]:
@@ -111,6 +116,17 @@ class Packer:
             ]
             values["decision"] = {"worker": worker, "ranking": candidates, "reason": reason}
         return {"at_s": now_s, "action": kind, **{name: values[name] for name in _ALL_FIELDS[kind]}}
+
+
+def _storable(value: Any) -> Any:
+    """Returns plain values with floats in place of the integers that msgpack does not hold."""
+    if isinstance(value, list | tuple):
+        return [_storable(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _storable(one) for name, one in value.items()}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value)
+    return value
 
 
 class Moved(NamedTuple):

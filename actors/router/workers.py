@@ -21,8 +21,6 @@ from policies.state.views import Health, Request, WorkerId
 MAX_RANKS = 1024
 """Most data-parallel ranks of an engine, each of which is a worker of the router. ASSUMPTION: deployments have some
 hundreds. The time that an announcement takes the router grows with the square of the ranks."""
-MAX_COUNT = 2**53
-"""Most tokens or sequences of a request: counts above it are no exact floats, and sums of them no 64-bit integers."""
 
 
 def check(info: EngineInfo) -> None:
@@ -186,18 +184,9 @@ def adopted_of(
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
-    """Returns the request that an ingress submits at `now_s`. Raises ValueError for an impossible count, or if the
-    bytes of a block hash are incomplete.
+    """Returns the request that an ingress submits at `now_s`. Raises ValueError if the bytes of a block hash are
+    incomplete.
     """
-    counts = (
-        message.prompt_tokens,
-        message.max_tokens,
-        message.slots,
-        message.block_tokens,
-        message.resumed_tokens,
-    )
-    if min(counts) < 0 or max(counts) > MAX_COUNT:
-        raise ValueError(f"attempt {message.attempt_id} has a count that is negative or too large: {counts}")
     return Request(
         attempt_id=message.attempt_id,
         arrived_s=now_s,

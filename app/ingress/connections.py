@@ -413,9 +413,9 @@ class IngressConnections:
             if life is None:
                 continue  # its cancellation is on the way
             usual = out.finish is None and out.n_tokens == 1
-            # most output is one token of the only choice, which needs no check
-            if (out.index or not usual) and not (life.has(out.index) and out.n_tokens >= 0):
-                raise WireError(f"{out.n_tokens} tokens came of choice {out.index} of {out.attempt_id}")
+            # every request has choice 0
+            if out.index and not life.has(out.index):
+                raise WireError(f"output came of choice {out.index} of {out.attempt_id}")
             if out.delta is not None and not _is_object(out.delta):
                 raise WireError(f"the delta of {out.attempt_id} is no JSON object: {out.delta[:50]!r}")
             life.out = out

@@ -469,7 +469,7 @@ class IngressRequest(Connected):
     # --------------------------------------------------------------------------------------------------- client
 
     def has(self, index: int) -> bool:
-        return 0 <= index < self.spec.choices
+        return index < self.spec.choices
 
     def output(self, event: ev.Output) -> None:
         self._client.output(self, self.out)

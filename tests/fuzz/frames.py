@@ -49,8 +49,10 @@ def drawn(rng: Random, kind: inspect.Type, depth: int = 0) -> Any:
             return None
         case inspect.BoolType():
             return rng.random() < 0.5
-        case inspect.IntType():
-            return rng.choice(INTEGERS)
+        case inspect.IntType(ge=least, le=most):
+            # numbers beyond the bounds of a type end the connection, so most are within
+            within = [n for n in INTEGERS if (least is None or n >= least) and (most is None or n <= most)]
+            return rng.choice(within if rng.random() < 0.95 else INTEGERS)
         case inspect.FloatType():
             return rng.choice(FLOATS)
         case inspect.StrType():

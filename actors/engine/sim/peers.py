@@ -45,6 +45,14 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
     node: str = ""
 
 
+_handles = msgspec.msgpack.Decoder(SimHandle)
+
+
+def handle_of(data: bytes) -> SimHandle:
+    """Returns the handle in the bytes of PrefillDone. Raises ValueError if no sim engine made them."""
+    return _handles.decode(data)
+
+
 class Reader(Protocol):
     """A task whose KV is read.
 

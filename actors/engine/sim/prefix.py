@@ -17,11 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import msgspec
-
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.flow import FlowMover
-from actors.engine.sim.peers import Puller, SimHandle
+from actors.engine.sim.peers import Puller, SimHandle, handle_of
 from actors.engine.sim.tasks import PrefillTask
 from actors.flow.reader import Finished
 from policies.engine_model import scheduler, text
@@ -32,8 +30,6 @@ from policies.engine_model.timing import TimingProfile
 from policies.flow.stages import advanced_rli, home_of, reuse_flow
 from policies.request.attempts import request_id_of
 from policies.state.views import OVERDUE_SHARE
-
-_handles = msgspec.msgpack.Decoder(SimHandle)
 
 
 class PrefixReads:
@@ -70,7 +66,7 @@ class PrefixReads:
         """Reads what is not cached here of a lent prefix, and queues the prefill: afterwards, or with layer groups once
         it may be read.
         """
-        handle = _handle_of(prefix, tokens)
+        handle = _head_of(prefix, tokens)
         if handle is None or handle.engine_id == self._config.engine_id:
             self._queue(task)
             return
@@ -351,11 +347,11 @@ class _PrefixRead:
         self._reads.failed(self, reason)
 
 
-def _handle_of(prefix: bytes, tokens: Sequence[int]) -> SimHandle | None:
+def _head_of(prefix: bytes, tokens: Sequence[int]) -> SimHandle | None:
     """Returns the handle of a lent prefix; None if no sim engine made it, or if it is no head of the prompt."""
     try:
-        handle = _handles.decode(prefix)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        handle = handle_of(prefix)
+    except ValueError:
         return None
     if not 0 < handle.tokens <= len(tokens):
         return None

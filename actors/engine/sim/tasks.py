@@ -3,19 +3,15 @@
 import asyncio
 from typing import cast
 
-import msgspec
-
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.output import Choice
 from actors.engine.sim.params import MAX_CHOICES, ParamError, SimParams, parse_params
-from actors.engine.sim.peers import SimHandle
+from actors.engine.sim.peers import SimHandle, handle_of
 from actors.wire.messages import Decode, Failed, Prefill, Resume
 from policies.engine_model import text
 from policies.engine_model.blocks import BlockHash, block_hashes, salt_of
 from policies.engine_model.scheduler import Sequence
 from policies.request.stage import Task
-
-_handles = msgspec.msgpack.Decoder(SimHandle)
 
 
 class Refused(Exception):
@@ -92,8 +88,8 @@ class DecodeTask:
 
     def _read_handle(self, handle: bytes, msg: Decode) -> SimHandle:
         try:
-            found = _handles.decode(handle)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            found = handle_of(handle)
+        except ValueError as error:
             raise Refused("unknown_handle", f"this is no handle of a sim engine: {error}", True) from None
         most = 0 if msg.resume is None else msg.resume.n_tokens
         if found.prompt_hash != self.prompt_hash or not 0 <= found.tokens - len(msg.tokens) <= most:
@@ -163,7 +159,7 @@ def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHa
     if msg.resume is not None and not 0 <= msg.resume.n_tokens < left:
         message = f"{msg.resume.n_tokens} tokens are resumed, but the context has room for {left}"
         raise Refused("bad_request", message, param="resume")
-    if msg.resume is not None and not 0 <= msg.resume.choice < MAX_CHOICES:
+    if msg.resume is not None and not msg.resume.choice < MAX_CHOICES:
         message = f"choice {msg.resume.choice} is resumed, but a request has at most {MAX_CHOICES}"
         raise Refused("bad_request", message, param="resume")
     if params.max_tokens is not None and params.max_tokens > left:

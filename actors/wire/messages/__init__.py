@@ -35,7 +35,17 @@ a kind that the receiver does not accept from this kind of peer, ends the connec
 (`actors.wire.channel`). Times are durations in seconds.
 """
 
-from actors.wire.messages.base import PROTOCOL_VERSION, Duty, EngineState, Hello, Ping, Prove, Role, SetLogs
+from actors.wire.messages.base import (
+    MAX_COUNT,
+    PROTOCOL_VERSION,
+    Duty,
+    EngineState,
+    Hello,
+    Ping,
+    Prove,
+    Role,
+    SetLogs,
+)
 from actors.wire.messages.engines import (
     KV_EVENTS,
     Announce,
@@ -226,6 +236,7 @@ Message = (
 
 __all__ = [
     "KV_EVENTS",
+    "MAX_COUNT",
     "PROTOCOL_VERSION",
     "Admin",
     "AdminAnswer",

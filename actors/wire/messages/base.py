@@ -1,10 +1,16 @@
 """The base of all messages: their encoding, the types that several of them use, and the handshake."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 PROTOCOL_VERSION = 13
+
+MAX_COUNT = 2**53
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+"""A number of things, of which a float holds each exactly. A message with another number ends its connection."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""The id of a token, which vLLM keeps in 32 bits."""
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]

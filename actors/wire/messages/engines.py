@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from actors.wire.messages.base import Duty, EngineState, Part, Role, Wire
+from actors.wire.messages.base import Count, Duty, EngineState, Part, Role, Wire
 from actors.wire.messages.weights import WeightsRead
 from policies.engine_model.leases import MAX_LEASE_S
 
@@ -55,10 +55,10 @@ class EngineInfo(Part, frozen=True):
     model: str
     group: str
     addresses: tuple[str, ...]
-    slots: int
-    kv_blocks: int
-    block_size_tokens: int
-    max_model_len: int
+    slots: Count
+    kv_blocks: Count
+    block_size_tokens: Count
+    max_model_len: Count
     node: str
     pid: int
     lease_s: float
@@ -66,7 +66,7 @@ class EngineInfo(Part, frozen=True):
     features: tuple[str, ...] = ()
     replica: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    dp_ranks: int = 1
+    dp_ranks: Count = 1
     barrier: bool = False
     max_lease_s: float = MAX_LEASE_S
     home_role: Role | None = None
@@ -117,15 +117,15 @@ class Status(Wire, frozen=True):
     """
 
     engine_id: str
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    leases: int
+    running: Count
+    waiting: Count
+    kv_blocks_used: Count
+    leases: Count
     kv_usage: float
     state: EngineState = "ready"
-    tokens_in_flight: int | None = None
+    tokens_in_flight: Count | None = None
     totals: dict[str, float] = msgspec.field(default_factory=dict)
-    swapped: int | None = None
+    swapped: Count | None = None
     token_budget: float | None = None
     compute: float | None = None
     memory_bandwidth: float | None = None

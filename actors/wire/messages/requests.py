@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from actors.telemetry.times import Stamps
-from actors.wire.messages.base import Part, Wire
+from actors.wire.messages.base import Count, Part, Wire
 from actors.wire.messages.engines import EngineInfo, Status
 from actors.wire.messages.flows import FlowAgentStatus
 from actors.wire.messages.observing import ObserverInfo
@@ -64,17 +64,17 @@ class Submit(Wire, frozen=True):
     """
 
     attempt_id: str
-    prompt_tokens: int
-    max_tokens: int
-    slots: int = 1
+    prompt_tokens: Count
+    max_tokens: Count
+    slots: Count = 1
     terms: Terms = NO_TERMS
     age_s: float = 0.0
     avoid: tuple[str, ...] = ()
     hints: Hints | None = None
     block_hashes: bytes = b""
-    block_tokens: int = 0
+    block_tokens: Count = 0
     client_request_id: str = ""
-    resumed_tokens: int = 0
+    resumed_tokens: Count = 0
     again: bool = False
     waits_s: float = 0.0
     trace: str | None = None
@@ -90,8 +90,8 @@ class PrefillReported(Wire, frozen=True):
 
     attempt_id: str
     lease_s: float
-    kv_bytes: int
-    cached_tokens: int
+    kv_bytes: Count
+    cached_tokens: Count
     engine_id: str = ""
     dp_rank: int | None = None
     compute_s: float = 0.0
@@ -108,7 +108,7 @@ class Grown(NamedTuple):
     """Number of tokens that an attempt has generated so far, over all its sequences."""
 
     attempt_id: str
-    tokens: int
+    tokens: Count
 
 
 class Progress(Wire, frozen=True):
@@ -124,9 +124,9 @@ class Transfer(Part, frozen=True):
     """
 
     attempt_id: str
-    n_bytes: int
+    n_bytes: Count
     seconds: float
-    descriptors: int
+    descriptors: Count
     ended_ago_s: float
     held_s: float = 0.0
 
@@ -163,9 +163,9 @@ class Adopt(Wire, frozen=True):
     stage: Literal["prefilling", "pooled", "transferring", "decoding"]
     engine_id: str | None
     decode_engine_id: str | None = None
-    tokens: int = 0
+    tokens: Count = 0
     lease_s: float = 0.0
-    kv_bytes: int = 0
+    kv_bytes: Count = 0
     dp_rank: int | None = None
     decode_dp_rank: int | None = None
     pooled_ago_s: float = 0.0
@@ -185,7 +185,7 @@ class Closed(Wire, frozen=True):
 
     attempt_id: str
     outcome: Outcome
-    output_tokens: int = 0
+    output_tokens: Count = 0
     engine_id: str | None = None
     task: Task | None = None
     code: str | None = None

@@ -3,7 +3,7 @@
 from typing import Any
 
 from actors.telemetry.times import Stamps
-from actors.wire.messages.base import Part, Wire
+from actors.wire.messages.base import Count, Part, TokenId, Wire
 from policies.request.stage import Task
 
 
@@ -16,10 +16,10 @@ class Resume(Part, frozen=True):
     `chars` on, and later tokens.
     """
 
-    choice: int
-    n_tokens: int
-    token_ids: list[int]
-    chars: int
+    choice: Count
+    n_tokens: Count
+    token_ids: list[TokenId]
+    chars: Count
 
 
 class Prefill(Wire, frozen=True):
@@ -129,12 +129,12 @@ class PrefillDone(Wire, frozen=True):
 
     attempt_id: str
     handle: bytes
-    prompt_tokens: int
-    cached_tokens: int
+    prompt_tokens: Count
+    cached_tokens: Count
     lease_s: float
     queue_s: float
     compute_s: float
-    kv_bytes: int
+    kv_bytes: Count
 
 
 class Admitted(Wire, frozen=True):
@@ -145,10 +145,10 @@ class Admitted(Wire, frozen=True):
     """
 
     attempt_id: str
-    transfer_bytes: int = 0
+    transfer_bytes: Count = 0
     transfer_s: float = 0.0
-    descriptors: int = 0
-    cached_tokens: int = 0
+    descriptors: Count = 0
+    cached_tokens: Count = 0
     held_s: float = 0.0
     level: int | None = None
 
@@ -165,15 +165,15 @@ class Out(Part, frozen=True):
 
     attempt_id: str
     text: str
-    n_tokens: int
-    index: int = 0
+    n_tokens: Count
+    index: Count = 0
     finish: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     logprobs: list[Any] | None = None
     delta: bytes | None = None
     prompt_logprobs: list[Any] | None = None
-    chars: int = 0
+    chars: Count = 0
 
 
 class Tokens(Wire, frozen=True):

@@ -61,6 +61,18 @@ def test_small_decisions_are_bounded_by_the_number_of_requests() -> None:
     assert log.newest(2) == ["r29", "r28"]
 
 
+def test_numbers_that_no_message_holds_are_kept_as_floats_beside_the_decisions_of_others() -> None:
+    """Two counts of 2^64 - 1 that a peer told make such a sum, and whoever came next had its connection ended."""
+    log, huge = DecisionLog(), 2**65
+    ranking = (Ranked("w0", huge, {"load": -huge}), Ranked("w1", 1.0, {"load": 2.0}))
+    lie = RoutePrefill("lie", Decision("w0", ranking, Reason.LEAST_COST), False, False, 0.0)
+    log.record(0.0, [decided("before", 2), lie, decided("after", 2)], 0.0, POLICY, POLICY)
+    assert len(log.explain("before")) == len(log.explain("after")) == 1
+    (shown,) = log.explain("lie")
+    first, second = shown["decision"]["ranking"]
+    assert (first["cost"], first["terms"], second["terms"]) == (2.0**65, {"load": -(2.0**65)}, {"load": 2.0})
+
+
 def test_transfers_are_kept_with_their_request_and_show_how_long_they_were_held() -> None:
     log = DecisionLog(capacity=1)
     log.record(0.0, [decided("r-0", 1)], 0.0, POLICY, POLICY)

@@ -6,18 +6,16 @@ import msgspec
 import pytest
 
 from actors.router.workers import (
-    MAX_COUNT,
     MAX_RANKS,
     check,
     check_fleet,
     place_of,
     reports,
-    request_of,
     ups,
     worker_of,
     workers_of,
 )
-from actors.wire.messages import EngineInfo, Fleet, Standby, Status, Submit
+from actors.wire.messages import EngineInfo, Fleet, Standby, Status
 from policies.state.standby import Abilities
 from policies.state.views import Health
 
@@ -108,14 +106,3 @@ def test_an_impossible_fleet_is_refused(wrong: dict[str, Any], says: str) -> Non
     check_fleet(fleet)
     with pytest.raises(ValueError, match=says):
         check_fleet(msgspec.structs.replace(fleet, **wrong))
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"max_tokens": -1}, {"prompt_tokens": 2**64 - 1}, {"slots": MAX_COUNT + 1}]
-)
-def test_a_request_of_impossible_counts_is_refused(wrong: dict[str, Any]) -> None:
-    """Two of 2^64 - 1 made a sum that the log of decisions could not pack."""
-    submit = Submit("a", 10, MAX_COUNT)
-    assert request_of(submit, 1.0, ()).max_tokens == MAX_COUNT
-    with pytest.raises(ValueError, match="attempt a has a count that is negative or too large"):
-        request_of(msgspec.structs.replace(submit, **wrong), 1.0, ())

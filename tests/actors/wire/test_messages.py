@@ -99,6 +99,31 @@ def test_a_message_about_scaling_or_weights_comes_back_as_it_was(message: Any) -
     assert DECODER.decode(ENCODER.encode([message])) == [message]
 
 
+SUBMIT = wire.Submit("a", wire.MAX_COUNT, 0)
+DONE = wire.PrefillDone("a", b"h", 1, 0, 1.0, 0.0, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        msgspec.structs.replace(SUBMIT, max_tokens=-1),
+        msgspec.structs.replace(SUBMIT, prompt_tokens=2**64 - 1),
+        msgspec.structs.replace(SUBMIT, slots=wire.MAX_COUNT + 1),
+        msgspec.structs.replace(DONE, kv_bytes=-1),
+        wire.PrefillReported("a", 1.0, 2**64 - 1, 0),
+        wire.Progress([], [wire.Grown("a", -1)]),
+        wire.Status("e", 2**63, 0, 0, 0, 0.0),
+        wire.Tokens([wire.Out("a", "", 1, token_ids=[-1])]),
+        wire.Decode("a", [1], {}, None, 1.0, resume=wire.Resume(-1, 1, [], 0)),
+    ],
+)
+def test_an_impossible_count_is_refused_on_the_wire(wrong: Any) -> None:
+    """Sums of such counts are no 64-bit integers, and what a router or an ingress made of them could not be sent."""
+    assert DECODER.decode(ENCODER.encode([SUBMIT, DONE])) == [SUBMIT, DONE]
+    with pytest.raises(msgspec.ValidationError):
+        DECODER.decode(ENCODER.encode([wrong]))
+
+
 def test_an_order_without_a_duty_is_to_serve_for_good() -> None:
     order = wire.SetRole("decode")
     assert (order.duty, order.lent) == ("active", False)

@@ -302,27 +302,22 @@ async def test_blocks_without_tokens_are_not_hashed(tmp_path: Path) -> None:
         assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
 
 
-@pytest.mark.parametrize(("index", "n_tokens"), [(1, 1), (-1, 1), (2**53, 1), (0, -1)])
-async def test_output_that_no_choice_has_ends_the_engines_connection_not_the_request(
-    tmp_path: Path, index: int, n_tokens: int
-) -> None:
-    """The answer to the client was 500."""
-    p, d = pair(tmp_path)
-    async with rig(tmp_path, [p, d]) as made:
-        d.auto = False
-        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
-        await until(lambda: d.of(wire.Decode))
-        (life,) = lives(made)
-        d.auto = True
-        d.channels[0].send(wire.Tokens([wire.Out(life.attempt_id, "lie", n_tokens, index)]))
-        answer = await task
-        assert answer.status_code == 200 and "lie" not in answer.text
-        assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
-
-
-@pytest.mark.parametrize("delta", [b"", b"[]", b'{"a":"\xed\xa0\x80"}'])
-async def test_a_delta_that_is_no_object_ends_the_engines_connection_not_the_request(
-    tmp_path: Path, delta: bytes
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": 1},
+        {"index": -1},
+        {"index": 2**53},
+        {"n_tokens": -1},
+        {"token_ids": [2**31]},
+        {"delta": b""},
+        {"delta": b"[]"},
+        {"delta": b'{"a":"\xed\xa0\x80"}'},
+    ],
+    ids=str,
+)
+async def test_output_that_cannot_be_ends_the_engines_connection_not_the_request(
+    tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     """The answer to the client was 500, or a stream that no client can read."""
     p, d = pair(tmp_path)
@@ -332,8 +327,9 @@ async def test_a_delta_that_is_no_object_ends_the_engines_connection_not_the_req
         await until(lambda: d.of(wire.Decode))
         (life,) = lives(made)
         d.auto = True
-        d.channels[0].send(wire.Tokens([wire.Out(life.attempt_id, "", 1, delta=delta)]))
-        assert (await task).status_code == 200
+        d.channels[0].send(wire.Tokens([replace(wire.Out(life.attempt_id, "lie", 1), **wrong)]))
+        answer = await task
+        assert answer.status_code == 200 and "lie" not in answer.text
         assert made.metric("sluice_protocol_errors_total", peer="engine") == 1
 
 

@@ -56,11 +56,13 @@ async def test_the_head_is_read_and_only_the_rest_computed(rig: Rig, links: dict
     await p.rests()
 
 
-@pytest.mark.parametrize("kind", ["nonsense", "of another prompt", "of itself"])
+@pytest.mark.parametrize("kind", ["nonsense", "no text", "of another prompt", "of itself"])
 async def test_a_strange_prefix_is_no_reason_to_fail(rig: Rig, kind: str) -> None:
     lender, p = await node(rig, "l"), await node(rig, "p")
     if kind == "nonsense":
         prefix = b"x"
+    elif kind == "no text":
+        prefix = b"\x97\xa1\xd5" + b"\x00" * 6  # an array whose first text is no UTF-8
     elif kind == "of another prompt":
         prefix = (await lender.prefilled("other", [1, *HEAD])).handle
     else:
