@@ -85,9 +85,19 @@ def variants(quick: bool) -> list[Variant]:
         for prefill in FIXED[::2] if quick else FIXED:
             made.append(Variant(_fixed(prefill, period_s), base | {"prefill": prefill, "switch_s": 0.0}))
         for judge, switch_s in SWITCHES:
-            switch = {"prefill": 4, "switch_s": switch_s, "judge": judge}
+            switch = switched(judge, switch_s, THRESHOLDS[judge])
             made.append(Variant(_switched(judge, switch_s, period_s), base | switch))
     return made
+
+
+def switched(judge: str, switch_s: float, thresholds: RegimeThresholds) -> dict[str, Any]:
+    """Returns the part of a variant's configuration by which roles switch; four engines prefill at first."""
+    return {
+        "prefill": 4,
+        "switch_s": switch_s,
+        "judge": judge,
+        "thresholds": dataclasses.asdict(thresholds),
+    }
 
 
 def _fixed(prefill: int, period_s: float) -> str:
@@ -137,8 +147,8 @@ def run_one(config: Config, seed: int) -> Metrics:
     switch_s, period_s = config["switch_s"], config["period_s"]
     roles = None
     if switch_s:
-        judge = config["judge"]
-        roles = RoleSwitching(RoleSwitchConfig(switch_s, judge=judge), THRESHOLDS[judge])
+        switch = RoleSwitchConfig(switch_s, judge=config["judge"])
+        roles = RoleSwitching(switch, RegimeThresholds(**config["thresholds"]))
     made = SimConfig(
         engines(config["prefill"]),
         dispatch=DispatchConfig(

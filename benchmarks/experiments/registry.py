@@ -23,6 +23,7 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_tuning": "benchmarks.experiments.deepflow_tuning",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
+    "flowkv_roles_tuning": "benchmarks.experiments.flowkv_roles_tuning",
     "flowkv_roles": "benchmarks.experiments.flowkv_roles",
     "lend_prefixes": "benchmarks.experiments.lend_prefixes",
     "scale": "benchmarks.experiments.scale",

@@ -13,7 +13,7 @@ sides. The paper's policy is k = 0, the default: it does not look at the load be
 round robin when one side is overloaded (Figure 6). A JCT grows with the load of the side that serves it, so each side's
 measured JCT is scaled by its load. A useful k is large, because the score counts queues as shares of an engine's slots.
 With 128 slots one running request is 0.001 to 0.002 of the score, so k = 1 has no effect until a side is overloaded;
-with k = 300 a few more requests outweigh a cell (`deepflow_scheduling` shows both).
+with k = 100 a few more requests outweigh a cell (`deepflow_scheduling` shows both).
 Deviations: without a prediction the request's max_tokens is used as the decode length. Without a heatmap the
 less loaded kind is chosen.
 Not claimed: that JCT is linear in the load score.
@@ -48,8 +48,8 @@ class PdHeatmap(LoadWeights):
     decides.
     """
     load_correction: Annotated[float, Number(low=0.0)] = 0.0
-    """Factor k by which the load of a side increases its measured JCT. 0 is the paper's policy; 300 balanced both kinds
-    in the experiment deepflow_scheduling.
+    """Factor k by which the load of a side increases its measured JCT. 0 is the paper's policy; 100 is the best of the
+    values that the experiment deepflow_tuning tries.
     """
     name: str = "pd_heatmap"
 

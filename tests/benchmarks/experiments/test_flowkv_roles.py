@@ -3,7 +3,9 @@
 import pytest
 
 from benchmarks.experiments import flowkv_roles as roles
-from benchmarks.experiments.base import Results
+from benchmarks.experiments import flowkv_roles_tuning as tuning
+from benchmarks.experiments.base import Metrics, Results
+from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.flowkv.role_switch import PAPER, WORK
 from policies.state.views import Role
 
@@ -53,3 +55,19 @@ def test_each_form_of_the_judgement_has_thresholds_of_its_own() -> None:
     judges = {c["judge"] for v in roles.variants(False) if (c := v.config)["switch_s"] > 0.0}
     assert judges == set(roles.THRESHOLDS) == {PAPER, WORK}
     assert roles.THRESHOLDS[WORK] != roles.THRESHOLDS[PAPER]
+
+
+def test_both_forms_get_the_same_search_on_other_seeds_and_the_best_point_is_named() -> None:
+    assert len(tuning.points(PAPER)) == len(tuning.points(WORK)) == 16
+    assert roles.SEEDS[0] < tuning.FIRST_SEED
+    variants = {v.name: v.config for v in tuning.variants(False)}
+    runs: dict[str, dict[int, Metrics]] = {}
+    for name, config in variants.items():
+        best = config["thresholds"]["prefill_low"] in (0.05, 0.006) and name.endswith("0.3 to 0.9")
+        runs[name] = {0: dict.fromkeys(roles.KEPT, 1.0) | {"slo_share": 0.9 if best else 0.4}}
+    rows = {row.name: row for row in tuning.compare(Results("flowkv_roles_tuning", False, variants, runs))}
+    first, second = rows["paper: the greatest share"], rows["work: the greatest share"]
+    assert (first.ours, first.note) == (pytest.approx(90.0), "paper, prefill_low 0.05, decode 0.3 to 0.9")
+    assert (second.ours, second.note) == (pytest.approx(90.0), "work, prefill_low 0.006, decode 0.3 to 0.9")
+    used = RegimeThresholds(**variants[first.note]["thresholds"])
+    assert first.met is (used == roles.THRESHOLDS[PAPER])
