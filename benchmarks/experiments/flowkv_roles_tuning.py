@@ -2,10 +2,10 @@
 
 Load and engines are those of `flowkv_roles`. The paper prints no thresholds. Both forms of the judgement get the same
 search, over 16 points each: four values of `prefill_low`, two of `decode_low`, and two of `decode_high`, the greater of
-which is out of reach of engines without queues. `prefill_low` and `prefill_high` are in the units of each form's scores.
+which is out of reach of engines without queues. `prefill_low` and `prefill_high` are in the units of a form's scores.
 
 The rule, which was written down before the first run: `flowkv_roles.THRESHOLDS` has for each form the point with the
-greatest mean share of requests within both SLOs.
+greatest mean share of requests within both SLOs, of several such the first.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ What makes a role busy is judged in one of two forms (`judge`).
     paper   C^p and C^d as in algorithm 1; of two roles above their low thresholds the greater C - low is busier
     work    C^p of the running, waiting and swapped prompts only; the greater (C - low) / (high - low) is busier
 
-The paper's form runs away where decode is the short role. Its C^p contains the sending queue and the KV that is held
+The paper's form can run away where decode is the short role. Its C^p contains the sending queue and the KV that is held
 for it, and both grow when decode is full and takes nothing: prefill looks busy because decode is short, and decode
-lends it engines. The form "work" leaves out all terms that do not tell prompts from finished prefills and sequences:
+lends it engines. With a higher threshold for prefill it did not, in the experiments flowkv_roles and
+flowkv_roles_tuning. The form "work" leaves out all terms that do not tell prompts from finished prefills and sequences:
 sending, KV, token budget, compute and memory bandwidth. The two scores also have different ranges, because a prefill
 node counts its whole queue. A decode node whose slots and KV are full, without a queue, scores 0.4 by the default
 weights if its engine reports queues only. The form "work" therefore measures each role by the distance between its own
