@@ -12,7 +12,7 @@ from actors.router.engines import Engines
 from actors.router.workers import workers_of
 from actors.wire.messages import SetRole
 from policies.dispatch.dispatcher import Dispatcher
-from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.regimes import RegimeThresholds, RegimeWatch
 from policies.routing.flowkv.role_switch import Engine, RoleSwitchConfig, RoleSwitcher
 from policies.state.reducer import role_of
 
@@ -33,7 +33,7 @@ class Roles:
     ) -> None:
         self._dispatcher, self._engines = dispatcher, engines
         self._lends = config.switch_s > 0
-        self._watch = config.watch(thresholds)
+        self._watch = RegimeWatch(thresholds)
         self._switcher = RoleSwitcher(config, thresholds)
         self.switches = 0
         """Number of orders that were sent."""

@@ -10,6 +10,7 @@ from functools import partial
 from benchmarks.sim.config import RoleSwitching
 from benchmarks.sim.engine import Worker
 from benchmarks.sim.kernel import Kernel
+from policies.routing.flowkv.regimes import RegimeWatch
 from policies.routing.flowkv.role_switch import Engine, RoleSwitcher
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
@@ -28,7 +29,7 @@ class Roles:
         feed: Callable[[ev.Event], None],
     ) -> None:
         self._kernel, self._workers, self._hop_s, self._feed = kernel, workers, hop_s, feed
-        self._watch = config.switch.watch(config.thresholds)
+        self._watch = RegimeWatch(config.thresholds)
         self._switcher = RoleSwitcher(config.switch, config.thresholds)
         self._engines = {name: Engine(worker.spec.role, (name,)) for name, worker in workers.items()}
         self.switches = 0

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from tests.chaos.crowd import Crowd, leave_at
-from tests.live.serving import PATIENCE_S, App, command_line, still_running
+from tests.live.serving import PATIENCE_S, App, command_line
 from tests.live.vllm_app import SLOTS
+from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.chaos, pytest.mark.timeout(900)]
 

@@ -20,6 +20,7 @@ import yaml
 from app.admin_key import authorize
 from benchmarks.chaos.redis_ray import marked
 from benchmarks.live.servers import free_ports
+from tests.processes import still_running
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 420.0
@@ -138,23 +139,6 @@ def pressure() -> str:
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     waits = Path("/proc/pressure/cpu")
     return f"load {load}" + (f", cpu {waits.read_text().splitlines()[0]}" if waits.exists() else "")
-
-
-def still_running(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Processes that have not ended within the time. One that nobody has collected yet (a zombie) has ended."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        alive = [p for p in processes if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
-        if not alive or time.monotonic() > deadline_s:
-            return alive
-        time.sleep(0.1)
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_ZOMBIE)
 
 
 def config_file(

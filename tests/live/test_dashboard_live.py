@@ -14,7 +14,8 @@ import pytest
 from app.admin_key import key_path
 from benchmarks.live.servers import free_ports
 from sluice import Sluice
-from tests.live.serving import PATIENCE_S, App, config_file, serving, still_running
+from tests.live.serving import PATIENCE_S, App, config_file, serving
+from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

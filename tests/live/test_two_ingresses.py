@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.deploy.test_prometheus import ALERTS, RECORDED
 from tests.live.prometheus import has_prometheus, prometheus
-from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving, still_running
+from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving
+from tests.processes import ended
 from tests.scripts.test_grafana_boards import NAMES, queries
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -131,11 +131,13 @@ async def test_only_the_connections_of_a_killed_replica_are_lost(app: App) -> No
     assert dead["in_flight"] > 0
     assert alive["in_flight"] > 0
     os.kill(dead["pid"], signal.SIGKILL)
-    assert not still_running([psutil.Process(dead["pid"])], 60) if psutil.pid_exists(dead["pid"]) else True
+    async with asyncio.timeout(60):
+        while not ended(dead["pid"]):
+            await asyncio.sleep(0.05)
     fresh = [await ask(app) for _ in range(20)]
     assert fresh == [200] * 20
-    ended = await asyncio.gather(*streams)
-    assert (ended.count(False), ended.count(True)) == (dead["in_flight"], alive["in_flight"])
+    completed = await asyncio.gather(*streams)
+    assert (completed.count(False), completed.count(True)) == (dead["in_flight"], alive["in_flight"])
     app.wait(lambda _: len(replicas(app)) == 2, "the killed replica's successor on its metrics port")
     assert replicas(app)[dead_url]["pid"] != dead["pid"]
     # the successor takes connections when it can serve them, so none of these meets a replica that cannot

@@ -34,9 +34,10 @@ from actors.wire.messages import (
 )
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
-from tests.live.serving import PATIENCE_S, still_running
+from tests.live.serving import PATIENCE_S
 from tests.live.vllm_app import DEVICE, DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 from tests.live.vllm_client import Engine
+from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -19,10 +19,11 @@ from actors.engine.cores import divide_cores, usable_cores
 from actors.wire.messages import Cancel, Decode, Out
 from app.models import resolve
 from tests.actors.engine.weights import rig
-from tests.live.serving import PATIENCE_S, ROOT, still_running
+from tests.live.serving import PATIENCE_S, ROOT
 from tests.live.test_vllm_engines import LEASE_S, START_S, fresh, text
 from tests.live.vllm_app import DTYPE
 from tests.live.vllm_client import Engine
+from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -3,8 +3,7 @@ role serve the other "for several scheduling cycles", here for `switch_s`.
 
     C^p, C^d        mean load scores of the roles             -> `regimes.Assessment`
     idle nodes      {i : C_i < idle}                          -> `Assessment.idle`
-    busy role       the role whose mean is above its low threshold, of two such the one that is further above;
-                    see `judge`
+    busy role       the role whose mean is above its low threshold, of two such the one that is further above
 
 An idle engine of the role that is not busy is lent to the busy role. It serves there for `switch_s`, and then goes back
 to the role in which it was started (its home role), or stays for another `switch_s` if that role is still busy and its
@@ -17,44 +16,24 @@ engine that has come back stays at home for `switch_s`.
 The last engine of a role in its group is never lent, because KV does not move between groups. Colocated engines serve
 both roles already.
 
-What makes a role busy is judged in one of two forms (`judge`).
+The thresholds decide whether this helps. Prefills that full decode engines cannot take yet stay in the sending queues
+and the KV of prefill nodes, and so raise C^p: with a low threshold for prefill that is too low for a load, loans to
+prefill are renewed while decode is short (the experiments `flowkv_roles` and `flowkv_roles_tuning`).
 
-    paper   C^p and C^d as in algorithm 1; of two roles above their low thresholds the greater C - low is busier
-    work    C^p of the running, waiting and swapped prompts only; the greater (C - low) / (high - low) is busier
-
-The paper's form can run away where decode is the short role. Its C^p contains the sending queue and the KV that is held
-for it, and both grow when decode is full and takes nothing: prefill looks busy because decode is short, and decode
-lends it engines. With a higher threshold for prefill it did not, in the experiments flowkv_roles and
-flowkv_roles_tuning. The form "work" leaves out all terms that do not tell prompts from finished prefills and sequences:
-sending, KV, token budget, compute and memory bandwidth. The two scores also have different ranges, because a prefill
-node counts its whole queue. A decode node whose slots and KV are full, without a queue, scores 0.4 by the default
-weights if its engine reports queues only. The form "work" therefore measures each role by the distance between its own
-two thresholds. These are in units of the form's scores, so a set of thresholds belongs to one form.
-
-Deviations: the form "work" is none of the paper's. The paper switches roles in the imbalanced regime only and scales in
-the extreme one; without an autoscaler an idle engine is lent there, too. Not claimed: the paper's number of cycles,
-which it does not print.
+Deviations: the paper switches roles in the imbalanced regime only and scales in the extreme one; without an autoscaler
+an idle engine is lent there, too. Not claimed: the paper's number of cycles, which it does not print.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Annotated, NamedTuple
 
-from policies.routing.flowkv.load_score import LoadWeights
-from policies.routing.flowkv.regimes import Assessment, RegimeThresholds, RegimeWatch
-from policies.routing.params import Number, OneOf, check
+from policies.routing.flowkv.regimes import Assessment, RegimeThresholds
+from policies.routing.params import Number, check
 from policies.state.views import Health, Role, Snapshot, Worker, WorkerId
 
 EngineId = str
-
-PAPER, WORK = "paper", "work"
-
-_PREFILL_WEIGHTS = {
-    PAPER: LoadWeights(),
-    WORK: LoadWeights(sending=0.0, token_budget=0.0, kv_usage=0.0, compute=0.0, memory_bandwidth=0.0),
-}
 
 _OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
@@ -68,17 +47,9 @@ class RoleSwitchConfig:
     # ASSUMPTION: FlowKV's window of indicators is as long, so a mean that lasts for this is no burst
     after_s: Annotated[float, Number(low=0.0, unit="s")] = 2.0
     """Time for which a role must have been busy before an engine is lent to it, and between two loans."""
-    judge: Annotated[str, OneOf((PAPER, WORK))] = PAPER
-    """Measure of how busy a role is: the load scores of the paper, or for prefill the prompts that are still to be
-    computed ("work"); the module's docstring compares them.
-    """
 
     def __post_init__(self) -> None:
         check(self, "role_switch")
-
-    def watch(self, thresholds: RegimeThresholds) -> RegimeWatch:
-        """Returns the watch whose assessments the switcher needs."""
-        return RegimeWatch(thresholds, _PREFILL_WEIGHTS[self.judge])
 
 
 class Engine(NamedTuple):
@@ -98,9 +69,7 @@ class Switch(NamedTuple):
 
 @dataclass(slots=True)
 class RoleSwitcher:
-    """The loans of one fleet over time. `look` is called about once a second, with times that do not decrease, and with
-    what `RoleSwitchConfig.watch` sees.
-    """
+    """The loans of one fleet over time. `look` is called about once a second, with times that do not decrease."""
 
     config: RoleSwitchConfig = field(default_factory=RoleSwitchConfig)
     thresholds: RegimeThresholds = field(default_factory=RegimeThresholds)
@@ -150,20 +119,11 @@ class RoleSwitcher:
         """Returns the role that is furthest above its low threshold; None if neither is above it."""
         limits = self.thresholds
         above = {
-            Role.PREFILL: self._above(seen.prefill_mean, limits.prefill_low, limits.prefill_high),
-            Role.DECODE: self._above(seen.decode_mean, limits.decode_low, limits.decode_high),
+            Role.PREFILL: (seen.prefill_mean or 0.0) - limits.prefill_low,
+            Role.DECODE: (seen.decode_mean or 0.0) - limits.decode_low,
         }
         role = max(above, key=above.__getitem__)
         return role if above[role] > 0 else None
-
-    def _above(self, mean: float | None, low: float, high: float) -> float:
-        """Returns how far the mean of a role lies above its low threshold, by the form of `judge`. By "work", two equal
-        thresholds are a range of no width: a mean above them is infinitely far.
-        """
-        above = (mean or 0.0) - low
-        if self.config.judge == PAPER or above <= 0.0:
-            return above
-        return above / (high - low) if high > low else inf
 
     def _overloaded(self, role: Role, seen: Assessment) -> bool:
         if role is Role.PREFILL:

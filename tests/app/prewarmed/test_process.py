@@ -14,6 +14,7 @@ import pytest
 
 from app.prewarmed import launcher
 from tests.app.prewarmed.waiting import ROOT, socket_of, started, until, until_waiting
+from tests.processes import ended
 
 WORKER = """
 import ctypes, json, os, setproctitle, signal, sys
@@ -149,4 +150,4 @@ def test_a_waiting_process_dies_with_its_keeper(tmp_path: Path) -> None:
     keeper.kill()
     keeper.wait()
     keeper.stdout.close()
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "it has ended")
+    until(lambda: ended(pid), "it has ended")

@@ -6,7 +6,6 @@ from benchmarks.experiments import flowkv_roles as roles
 from benchmarks.experiments import flowkv_roles_tuning as tuning
 from benchmarks.experiments.base import Metrics, Results
 from policies.routing.flowkv.regimes import RegimeThresholds
-from policies.routing.flowkv.role_switch import PAPER, WORK
 from policies.state.views import Role
 
 
@@ -47,27 +46,19 @@ def test_the_best_of_each_kind_are_compared() -> None:
     more = rows["period 120 s: goodput of switch 5 s above 3P5D"]
     assert (more.ours, more.met) == (pytest.approx(25.0), True)
     assert rows["switch 10 s, period 120 s: switches ordered"].ours == 9.0
-    assert rows["switch 10 s by work, period 120 s: switches ordered"].ours == 9.0
     assert "4P4D, period 120 s: switches ordered" not in rows
 
 
-def test_each_form_of_the_judgement_has_thresholds_of_its_own() -> None:
-    judges = {c["judge"] for v in roles.variants(False) if (c := v.config)["switch_s"] > 0.0}
-    assert judges == set(roles.THRESHOLDS) == {PAPER, WORK}
-    assert roles.THRESHOLDS[WORK] != roles.THRESHOLDS[PAPER]
-
-
-def test_both_forms_get_the_same_search_on_other_seeds_and_the_best_point_is_named() -> None:
-    assert len(tuning.points(PAPER)) == len(tuning.points(WORK)) == 16
+def test_the_search_on_other_seeds_names_its_best_point() -> None:
+    assert len(tuning.points()) == 16
     assert roles.SEEDS[0] < tuning.FIRST_SEED
+    assert roles.THRESHOLDS in tuning.points()
     variants = {v.name: v.config for v in tuning.variants(False)}
-    runs: dict[str, dict[int, Metrics]] = {}
-    for name, config in variants.items():
-        best = config["thresholds"]["prefill_low"] in (0.05, 0.006) and name.endswith("0.3 to 0.9")
-        runs[name] = {0: dict.fromkeys(roles.KEPT, 1.0) | {"slo_share": 0.9 if best else 0.4}}
-    rows = {row.name: row for row in tuning.compare(Results("flowkv_roles_tuning", False, variants, runs))}
-    first, second = rows["paper: the greatest share"], rows["work: the greatest share"]
-    assert (first.ours, first.note) == (pytest.approx(90.0), "paper, prefill_low 0.05, decode 0.3 to 0.9")
-    assert (second.ours, second.note) == (pytest.approx(90.0), "work, prefill_low 0.006, decode 0.3 to 0.9")
-    used = RegimeThresholds(**variants[first.note]["thresholds"])
-    assert first.met is (used == roles.THRESHOLDS[PAPER])
+    for wanted in (roles.THRESHOLDS, tuning.points()[0]):
+        runs: dict[str, dict[int, Metrics]] = {}
+        for name, config in variants.items():
+            best = RegimeThresholds(**config["thresholds"]) == wanted
+            runs[name] = {0: dict.fromkeys(roles.KEPT, 1.0) | {"slo_share": 0.9 if best else 0.4}}
+        rows = tuning.compare(Results("flowkv_roles_tuning", False, variants, runs))
+        assert (rows[0].name, rows[0].ours) == ("the greatest share", pytest.approx(90.0))
+        assert rows[0].met is (wanted == roles.THRESHOLDS)

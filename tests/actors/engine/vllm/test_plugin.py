@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import ended
+
 ROOT = Path(__file__).parents[4]
 
 # A parent that starts a child and a grandchild as an engine does; each reports its pid once it is registered.
@@ -35,23 +37,19 @@ def start(code: str, *args: str, **env: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def wait_until_gone(pids: list[int]) -> None:
     for _ in range(500):
-        if all(map(gone, pids)):
+        if all(map(ended, pids)):
             return
         time.sleep(0.02)
-    pytest.fail(f"still alive: {[pid for pid in pids if not gone(pid)]}")
+    pytest.fail(f"still alive: {[pid for pid in pids if not ended(pid)]}")
 
 
 def test_kill_of_the_owner_takes_the_whole_tree() -> None:
     owner = start(TREE, "2", TREE=TREE)
     assert owner.stdout is not None
     pids = [int(owner.stdout.readline()) for _ in range(3)]
-    assert not any(map(gone, pids))
+    assert not any(map(ended, pids))
     os.kill(pids[0], signal.SIGKILL)
     owner.wait()
     owner.stdout.close()

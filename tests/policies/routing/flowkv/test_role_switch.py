@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from policies.routing.flowkv.regimes import RegimeThresholds, assess
-from policies.routing.flowkv.role_switch import PAPER, WORK, Engine, RoleSwitchConfig, RoleSwitcher, Switch
+from policies.routing.flowkv.regimes import RegimeThresholds, RegimeWatch, assess
+from policies.routing.flowkv.role_switch import Engine, RoleSwitchConfig, RoleSwitcher, Switch
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import Health, Quarantine, Request, Role, Snapshot, Worker
@@ -209,7 +209,7 @@ class Cluster:
     def __init__(self, config: RoleSwitchConfig, kv_capacity_tokens: int, **homes: Role) -> None:
         self.state, self.requests, self.kv = ClusterState(), 0, kv_capacity_tokens
         self.thresholds = RegimeThresholds(prefill_low=0.05, prefill_high=0.6, decode_low=0.3, idle=0.1)
-        self.watch, self.switcher = config.watch(self.thresholds), RoleSwitcher(config, self.thresholds)
+        self.watch, self.switcher = RegimeWatch(self.thresholds), RoleSwitcher(config, self.thresholds)
         self.engines = {name: Engine(role, (name,)) for name, role in homes.items()}
         for name, role in homes.items():
             self.serves(name, role, 0.0)
@@ -250,12 +250,11 @@ class Cluster:
         return [(order.engine_id, order.role) for order in orders]
 
 
-@pytest.mark.parametrize("judge", [PAPER, WORK])
-def test_the_sequences_of_a_lent_engine_do_not_make_prefill_busy_and_its_loan_ends(judge: str) -> None:
+def test_the_sequences_of_a_lent_engine_do_not_make_prefill_busy_and_its_loan_ends() -> None:
     """d1 decodes 30 requests when it is lent. Counted as prompts, 30 of 32 slots of one in two prefill nodes would give
     C^p = (0 + 30/32/5) / 2 = 0.09 > 0.05, and renew the loan.
     """
-    cluster = Cluster(RoleSwitchConfig(10.0, judge=judge), 10**9, p0=P, d0=D, d1=D)
+    cluster = Cluster(RoleSwitchConfig(10.0), 10**9, p0=P, d0=D, d1=D)
     cluster.decoded("p0", "d1", 30)
     cluster.serves("d1", P, 0.0)
     assert cluster.look(0.0, d1=30) == []
@@ -267,37 +266,21 @@ def test_the_sequences_of_a_lent_engine_do_not_make_prefill_busy_and_its_loan_en
     assert cluster.seen.decode_mean == pytest.approx(30 / 32 / 5 / 2, abs=1e-4)
 
 
-def test_prefills_that_a_full_decode_cannot_take_make_prefill_busy_in_the_papers_form_only() -> None:
+def test_prefills_that_a_full_decode_cannot_take_make_prefill_busy() -> None:
     """Decode is full: 32 of 32 slots and all KV, C^d = (1 + 1) / 5 = 0.4 above 0.3. The prefill nodes compute nothing
     and hold 28 finished prefills each: C^p = (28/32 + 28/32) / 5 = 0.35 above 0.05.
     """
-    seen = {}
-    for judge in (PAPER, WORK):
-        cluster = Cluster(RoleSwitchConfig(10.0, after_s=0.0, judge=judge), 32_000, p0=P, p1=P, d0=D, d1=D)
-        for d in ("d0", "d1"):
-            cluster.decoded("p0", d, 32)
-        for p in ("p0", "p1"):
-            cluster.to_send(p, 28)
-        orders = cluster.look(0.0, d0=32, d1=32)
-        assert cluster.seen.decode_mean == pytest.approx(0.4, abs=1e-3)
-        seen[judge] = cluster.seen.prefill_mean, cluster.switcher._busy, orders
-    assert seen == {PAPER: (pytest.approx(0.35), P, []), WORK: (0.0, D, [("p0", D)])}
+    cluster = Cluster(RoleSwitchConfig(10.0, after_s=0.0), 32_000, p0=P, p1=P, d0=D, d1=D)
+    for d in ("d0", "d1"):
+        cluster.decoded("p0", d, 32)
+    for p in ("p0", "p1"):
+        cluster.to_send(p, 28)
+    assert cluster.look(0.0, d0=32, d1=32) == []
+    assert cluster.seen.decode_mean == pytest.approx(0.4, abs=1e-3)
+    assert (cluster.seen.prefill_mean, cluster.switcher._busy) == (pytest.approx(0.35), P)
 
 
-def test_by_work_each_role_is_measured_by_its_own_range() -> None:
-    """Prefill is 0.2 above its low threshold of a range of 1.0, decode 0.1 of a range of 0.2."""
-    thresholds = RegimeThresholds(prefill_low=0.1, prefill_high=1.1, decode_low=0.2, decode_high=0.4)
-    seen = assess({"p": 0.3}, {"d": 0.3}, thresholds, 0.0, None)
-    same = replace(thresholds, decode_high=0.2)
-    for judge, limits, busy in ((PAPER, thresholds, P), (WORK, thresholds, D), (WORK, same, D)):
-        switcher = RoleSwitcher(RoleSwitchConfig(judge=judge), limits)
-        assert switcher._busiest(seen) is busy
-    idle = assess({"p": 0.1}, {"d": 0.2}, thresholds, 0.0, None)
-    for judge in (PAPER, WORK):
-        assert RoleSwitcher(RoleSwitchConfig(judge=judge), same)._busiest(idle) is None
-
-
-@pytest.mark.parametrize("options", [{"switch_s": -1.0}, {"after_s": float("nan")}, {"judge": "by feel"}])
+@pytest.mark.parametrize("options", [{"switch_s": -1.0}, {"after_s": float("nan")}])
 def test_impossible_options_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"role_switch: {next(iter(options))} is"):
         RoleSwitchConfig(**options)
