@@ -92,7 +92,7 @@ class ReadingWorker:
             self._moving.remove((done_s, post))
             self._do(self.client.chunk_done(post, self.seconds))
 
-    def run(self, until: Callable[[], object], limit_s: float = 20.0) -> None:
+    def run(self, until: Callable[[], object], limit_s: float = 60.0) -> None:
         """Steps until `until()` holds. Raises TimeoutError if it does not within `limit_s`."""
         end_s = time.monotonic() + limit_s
         while not until():
