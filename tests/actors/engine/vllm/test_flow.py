@@ -249,8 +249,8 @@ def by_permit(pair: Pair, node: NarrowAgent) -> Iterator[FlowThread]:
 
 @pytest.fixture
 def by_permit_for_long(pair: Pair, node: NarrowAgent) -> Iterator[FlowThread]:
-    """A thread by permits that does without a silent or lost agent after three seconds: a living one speaks earlier also
-    on a busy machine.
+    """A thread by permits that does without a silent or lost agent after three seconds; a living one speaks earlier,
+    also on a busy machine.
     """
     yield from scheduled(pair, node, ReaderConfig(silent_s=3.0))
 
