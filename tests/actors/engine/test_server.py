@@ -312,7 +312,8 @@ async def test_what_came_with_a_trace_is_told_hop_by_hop_and_nothing_else(rig: R
 
 
 async def test_a_cancelled_task_is_followed_no_more(rig: Rig) -> None:
-    c = await node(rig, timing=SLOW)
+    # it is followed until its first token, which the test comes before
+    c = await node(rig, timing={"prefill_base_s": 3.0})
     c.client.channel.send(Decode("r", PROMPT, {"max_tokens": 500}, None, 60.0, trace="00-1-2-01"))
     await until(lambda: c.server._followed, "the task")
     c.client.cancel("r")
