@@ -66,7 +66,7 @@ def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tm
     try:
         assert agent.stdout is not None
         assert agent.stdout.readline().startswith("ready ")
-        result = seen(by_permit, agent.pid, flow_agent=address, flow_node="here", flow_silent_s=4.0)
+        result = seen(by_permit, agent.pid, flow_agent=address, flow_node="here", flow_silent_s=1.0)
     finally:
         agent.kill()
         agent.wait()
@@ -74,9 +74,9 @@ def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tm
     assert (result["permitted"]["failed"], result["permitted"]["unscheduled"]) == (False, "")
     assert result["permitted"]["level"] >= 1
     assert result["same"] is True
-    # with the 20 ms by default it would take no second; a living agent may need some on a busy machine
+    # with the 20 ms by default it would take no second
     assert (result["silent"]["failed"], result["silent"]["unscheduled"]) == (False, "silent")
-    assert result["silent_s"] >= 4.0
+    assert result["silent_s"] >= 1.0
     assert result["alone"]["failed"] is False
     assert result["alone"]["unscheduled"] in ("agent_lost", "no_agent", "silent")
     assert result["still_same"] is True
