@@ -25,7 +25,7 @@ from actors.wire.messages import (
     Tokens,
 )
 from actors.wire.sockets import connect
-from tests.actors.engine.rig import Client, Node, Rig, until
+from tests.actors.engine.rig import WAIT_S, Client, Node, Rig, until
 
 PROMPT = list(range(10, 60))
 SLOW = {"prefill_base_s": 0.02, "decode_base_s": 0.02}
@@ -90,7 +90,7 @@ async def test_lost_connection_ends_everything_that_came_over_it(rig: Rig) -> No
 
 async def test_lost_connection_during_a_pull_frees_after_it(rig: Rig) -> None:
     p = await node(rig, "p", "prefill")
-    d = await node(rig, "d", "decode", hold_transfers_s=1.0)
+    d = await node(rig, "d", "decode", hold_transfers_s=4.0)
     gone_p, gone_d = await rig.client(p, "gone"), await rig.client(d, "gone")
     for i in range(20):
         gone_p.prefill(f"r{i}", [i, *PROMPT])
@@ -253,18 +253,18 @@ async def test_a_router_is_no_client_and_wrong_messages_close(rig: Rig) -> None:
     router = await connect(
         c.server.addresses, lambda: Channel(Identity("router", "x"), lambda channel, message: None)
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await router.closed
     wrong = await rig.client(c, "wrong")
     wrong.channel.send(Closed("r", "finished"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await wrong.channel.closed
     engine = await connect(
         c.server.addresses, lambda: Channel(Identity("engine", "x"), lambda channel, message: None)
     )
     engine.send(Pulled("unknown"))  # no error
     engine.send(Closed("r", "finished"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await engine.closed
     c.client.decode("r", PROMPT)
     await c.client.text("r")
@@ -312,7 +312,8 @@ async def test_what_came_with_a_trace_is_told_hop_by_hop_and_nothing_else(rig: R
 
 
 async def test_a_cancelled_task_is_followed_no_more(rig: Rig) -> None:
-    c = await node(rig, timing=SLOW)
+    # it is followed until its first token, which the test comes before
+    c = await node(rig, timing={"prefill_base_s": 3.0})
     c.client.channel.send(Decode("r", PROMPT, {"max_tokens": 500}, None, 60.0, trace="00-1-2-01"))
     await until(lambda: c.server._followed, "the task")
     c.client.cancel("r")

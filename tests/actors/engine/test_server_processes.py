@@ -17,9 +17,11 @@ import pytest
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.wire.messages import EngineInfo, Failed, PrefillDone, Reading
-from tests.actors.engine.rig import Client, Rig, until
+from tests.actors.engine.rig import WAIT_S, Client, Rig, until
+from tests.processes import ended
 
 PROMPT = list(range(10, 60))
+LEASE_S = 8.0
 
 
 class Host:
@@ -77,7 +79,7 @@ async def test_split_over_two_processes_and_a_clean_end(hosts: Any, tmp_path: Pa
         assert await to_d.text(f"r{i}")
     for host in (p, d):
         host.process.send_signal(signal.SIGTERM)
-        assert host.process.wait(timeout=30) == 0
+        assert host.process.wait(timeout=WAIT_S) == 0
     assert os.listdir(tmp_path) == []  # the sockets are gone
 
 
@@ -106,14 +108,14 @@ async def test_kill_of_the_prefill_engine_fails_its_pulls_only(hosts: Any, tmp_p
 async def test_kill_of_the_decode_engine_frees_the_prefill_side(hosts: Any, tmp_path: Path) -> None:
     d = hosts("decode", hold_transfers_s=60.0)
     async with Rig(tmp_path) as rig:
-        p = await rig.node(SimEngine(SimEngineConfig("p", "prefill", lease_s=3.0)), "p")
+        p = await rig.node(SimEngine(SimEngineConfig("p", "prefill", lease_s=LEASE_S)), "p")
         to_d = await d.client()
         for i in range(10):
             done = await p.prefilled(f"r{i}", [i, *PROMPT])
             to_d.decode(f"r{i}", [i, *PROMPT], done.handle)
         reads = p.engine._leases._reads  # type: ignore[attr-defined]
         await until(lambda: sum(map(len, reads.values())) == 10, "reads")
-        await asyncio.sleep(3.2)
+        await asyncio.sleep(LEASE_S)
         assert p.engine.status().leases == 10  # past their time, but read
         d.process.kill()
         await p.rests()
@@ -150,18 +152,10 @@ def test_the_host_ends_with_its_parent(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     pid = int(done.stdout)
-    end_s = time.monotonic() + 30
-    while _alive(pid):
+    end_s = time.monotonic() + WAIT_S
+    while not ended(pid):
         assert time.monotonic() < end_s, "the host outlived its parent"
         time.sleep(0.05)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(

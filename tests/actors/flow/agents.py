@@ -70,8 +70,8 @@ class Reads:
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    """Waits until a condition holds. Raises TimeoutError after half a minute."""
-    async with asyncio.timeout(30):
+    """Waits until a condition holds. Raises TimeoutError after a minute."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
     assert condition(), what

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.flow.client import ReadsClient
-from actors.flow.reader import Post
+from actors.flow.reader import Post, ReaderConfig
 from policies.flow.base import Flow, Stage
 
 ROOT = Path(__file__).parents[3]
@@ -45,10 +45,12 @@ class NarrowAgent:
 
 
 class Occupant:
-    """Another worker at the agent's node."""
+    """Another worker at the agent's node. It waits long for an agent that is silent, which on a busy machine may only
+    wait for its turn.
+    """
 
     def __init__(self, agent: NarrowAgent) -> None:
-        self.client = ReadsClient(agent.address, agent.node, "occupant")
+        self.client = ReadsClient(agent.address, agent.node, "occupant", config=ReaderConfig(silent_s=30.0))
         self._until(lambda: self.client.connected)
         flow = Flow(
             flow_id="occupant/1", request_id="o", batch="o", stage=Stage.P2D,

@@ -1,16 +1,21 @@
-"""Agents in processes of their own, and workers that move bytes by time alone."""
+"""Agents in processes of their own, what they report, and workers that move bytes by time alone."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post, ReaderConfig
+from actors.wire.channel import Channel, Identity
+from actors.wire.messages import FlowReport, Message
+from actors.wire.sockets import listen
 from policies.flow.base import Flow, Stage
 
 
@@ -47,6 +52,29 @@ class AgentProcess:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class ReportsOnly:
+    """The part of a router that takes the reports of agents, in a thread of its own."""
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self.address = address
+        self.reports: list[FlowReport] = []
+        self._me = Identity("router", "r", secret)
+        self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(listen(address, lambda: Channel(self._me, self._take)))
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def _take(self, channel: Channel, message: Message) -> None:
+        assert isinstance(message, FlowReport)
+        self.reports.append(message)
+
+    def stop(self) -> None:
+        """Takes no more reports."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class ReadingWorker:
@@ -92,7 +120,7 @@ class ReadingWorker:
             self._moving.remove((done_s, post))
             self._do(self.client.chunk_done(post, self.seconds))
 
-    def run(self, until: Callable[[], object], limit_s: float = 20.0) -> None:
+    def run(self, until: Callable[[], object], limit_s: float = 60.0) -> None:
         """Steps until `until()` holds. Raises TimeoutError if it does not within `limit_s`."""
         end_s = time.monotonic() + limit_s
         while not until():

@@ -159,7 +159,7 @@ def damaged(**fields: object) -> Flow:
 async def test_a_bad_worker_ends_alone(agent: AgentProcess, messages: list[Message]) -> None:
     good = worker(agent, "good")
     channel = await raw(agent, messages)
-    assert "closed" in await asyncio.wait_for(channel.closed, 20) or channel.closed.done()
+    assert "closed" in await asyncio.wait_for(channel.closed, 60) or channel.closed.done()
     good.read("f")
     good.run(good.done("f"))
     assert good.finished["f"].unscheduled is None
@@ -173,7 +173,7 @@ async def test_an_old_protocol_is_refused(agent: AgentProcess) -> None:
     body = ENCODER.encode([Hello(PROTOCOL_VERSION - 1, "worker", "old", b"n" * 16)])
     writer.write(HEADER.pack(len(body)) + body)
     # the agent's Hello, then the end
-    await asyncio.wait_for(reader.read(), 20)
+    await asyncio.wait_for(reader.read(), 60)
     assert reader.at_eof()
     writer.close()
     good.read("f")

@@ -58,7 +58,7 @@ async def test_a_lookup_without_answer_refuses_the_read_and_its_late_answer_coun
         if not there:
             await until(worker.channel.closed.done, "an unknown node is taken")
             return
-        await asyncio.sleep(0.05)
+        await until(lambda: "y" in agent._nodes, "the late answer does not count")
         worker.submit(flow("g", "y", "z"))
         await until(lambda: agent.desk.totals["ended"] == 1, "a found node is unknown")
         assert worker.refused == ["f"]
@@ -153,9 +153,13 @@ async def test_an_entry_of_an_earlier_agent_is_replaced(tmp_path: Path, before: 
     assert store.agents == {}
 
 
+GONE_S = 0.5
+"""Seconds after which a node is gone: agents that live must meet within them, also on a busy machine."""
+
+
 async def test_the_connection_to_a_node_that_is_gone_is_given_up(tmp_path: Path) -> None:
     store = Store({}, {"a", "z"})
-    lender, reader = made_agent("a", store), made_agent("z", store, gone_s=0.05)
+    lender, reader = made_agent("a", store), made_agent("z", store, gone_s=GONE_S)
     worker = Reads("z")
     try:
         await lender.start([f"unix:{tmp_path}/a.sock"])
@@ -166,13 +170,13 @@ async def test_the_connection_to_a_node_that_is_gone_is_given_up(tmp_path: Path)
         egresses = reader.desk.egresses
         assert egresses is not None
         await until(lambda: egresses.connected == ("a",), "the agents do not meet")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2 * GONE_S)
         assert reader.sources == ("a",)
         worker.keep = True
         worker.submit(flow("held", "a", "z", 40))
         await until(lambda: worker.permits, "no permits")
         await lender.stop()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2 * GONE_S)
         # something is read from there still
         assert reader.sources == ("a",)
         worker.keep = False

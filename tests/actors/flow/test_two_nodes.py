@@ -2,24 +2,22 @@
 
 from pathlib import Path
 
-import pytest
-
 from actors.flow.agent import FlowAgent
 from actors.flow.directory import FixedDirectory
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import JoinNode, Message, Permitted, SubmitFlow, Unscheduled
 from actors.wire.sockets import connect
 from tests.actors.flow.agents import PATIENT, Reads, flow, made_agent, until
-from tests.actors.flow.rig import AgentProcess, ReadingWorker
+from tests.actors.flow.rig import AgentProcess, ReadingWorker, ReportsOnly
 
 SECRET = "s3"
 
 
 def test_two_nodes_read_from_a_third_no_more_chunks_at_once_than_its_window(tmp_path: Path) -> None:
     secret = SECRET.encode()
-    lender = AgentProcess(
-        tmp_path, SECRET, "a", ["--knows", "y", "--knows", "z", "--listen", "tcp:127.0.0.1:0"], **PATIENT
-    )
+    router = ReportsOnly(f"unix:{tmp_path}/router.sock", secret)
+    more = ["--knows", "y", "--knows", "z", "--listen", "tcp:127.0.0.1:0", "--router", router.address]
+    lender = AgentProcess(tmp_path, SECRET, "a", more, report_s=0.1, **PATIENT)
     unix, tcp = sorted(lender.addresses, reverse=True)
     agents = [lender]
     try:
@@ -33,7 +31,9 @@ def test_two_nodes_read_from_a_third_no_more_chunks_at_once_than_its_window(tmp_
             # the first read of a node connects its agent to the sender's
             one.read("first", chunks=1)
             one.run(one.done("first"))
-        end_of_start(workers)
+        both = lambda: router.reports and router.reports[-1].gauges["agents"] == 2  # noqa: E731
+        for one in workers:
+            one.run(both)
         names = [f"f{number}" for number in range(15)]
         for one in workers:
             for name in names:
@@ -49,13 +49,7 @@ def test_two_nodes_read_from_a_third_no_more_chunks_at_once_than_its_window(tmp_
     finally:
         for agent in agents:
             agent.kill()
-
-
-def end_of_start(workers: list[ReadingWorker]) -> None:
-    """Steps for a second, in which the agents connect to one another."""
-    for one in workers:
-        with pytest.raises(TimeoutError):
-            one.run(lambda: False, 1.0)
+        router.stop()
 
 
 def with_peers(node: str, peers: dict[str, tuple[str, ...]], **config: float) -> FlowAgent:

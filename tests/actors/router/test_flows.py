@@ -135,7 +135,7 @@ async def test_an_agent_that_reports_nonsense_loses_its_connection(router: Route
     me = Identity("agent", "bad")
     channel = await connect(router.addresses, lambda: Channel(me, lambda c, m: None))
     channel.send(wire.FlowReport("z", "mfs", {"permits": float("nan")}, {}))
-    await asyncio.wait_for(channel.closed, 20)
+    await asyncio.wait_for(channel.closed, 60)
     await until(lambda: router.status().totals["protocol_errors"] == 1)
     assert router.status().gauges["flow_agents"] == 0
 

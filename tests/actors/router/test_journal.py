@@ -85,7 +85,7 @@ async def test_the_task_writes_without_being_asked(tmp_path: Path) -> None:
     journal, dispatcher = made(tmp_path, flush_s=0.01)
     task = asyncio.create_task(journal.run())
     feed(journal, dispatcher, 3)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while journal.status()["records_written"] != journal.n:
             await asyncio.sleep(0.005)
     task.cancel()
@@ -258,7 +258,7 @@ async def test_a_disk_that_hangs_costs_records_and_no_more_memory(
 ) -> None:
     journal, dispatcher = made(tmp_path, max_unwritten_bytes=1, ring_events=0)
     hangs, write = threading.Event(), journal._write_chunks
-    monkeypatch.setattr(journal, "_write_chunks", lambda: (hangs.wait(30), write()))
+    monkeypatch.setattr(journal, "_write_chunks", lambda: (hangs.wait(60), write()))
     feed(journal, dispatcher, 1)
     flush = asyncio.create_task(journal.flush())
     while journal.status()["unwritten_records"] != 3 + 7 or journal._pending:
@@ -330,7 +330,7 @@ async def test_a_bug_while_writing_does_not_end_the_task(
     monkeypatch.setattr(journal, "_write_chunks", breaks_once)
     task = asyncio.create_task(journal.run())
     feed(journal, dispatcher, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while journal.status()["records_written"] != journal.n:
             await asyncio.sleep(0.005)
     assert journal.status()["write_errors"] == 1

@@ -14,7 +14,7 @@ PLACE = Place(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 
 
 def made(to: Collector) -> DecisionTraces:
-    exporter = OTLPSpanExporter(endpoint=to.endpoint, timeout=2)
+    exporter = OTLPSpanExporter(endpoint=to.endpoint, timeout=60)
     return DecisionTraces(exporter, {"service.name": "sluice-router"}, lambda: 100.0)
 
 

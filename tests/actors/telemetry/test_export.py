@@ -41,7 +41,7 @@ def answered(status: int = 200, kept: Kept | None = None) -> Answered:
 
 
 def made(to: Collector, counts: Counter[str], **more: object) -> Traces:
-    exporter = OTLPSpanExporter(endpoint=to.endpoint, timeout=2)
+    exporter = OTLPSpanExporter(endpoint=to.endpoint, timeout=60)
 
     def count(result: str, number: int) -> None:
         counts[result] += number
@@ -139,7 +139,7 @@ def test_too_many_are_dropped_and_a_collector_that_fails_is_counted(monkeypatch:
         to.status = 400
         to.gate.set()
         traces._thread.join(0)
-        for _ in range(200):
+        for _ in range(1200):
             if sum(counts.values()) == 20 - dropped:
                 break
             traces._thread.join(0.05)

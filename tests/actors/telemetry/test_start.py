@@ -13,7 +13,7 @@ def test_steps_follow_one_another_and_phases_lie_in_them() -> None:
     phases = {"imports": 12.0, "config": 1.0, "weights": 5.0, "kv_cache": 2.0, "warm_up": 1.0}
     with collector() as to:
         trace = StartTrace(
-            lambda: OTLPSpanExporter(endpoint=to.endpoint, timeout=2),
+            lambda: OTLPSpanExporter(endpoint=to.endpoint, timeout=60),
             {"service.name": "e"},
             "d-1",
             "decode",

@@ -94,7 +94,7 @@ async def test_a_lender_that_dies_in_the_middle_costs_the_prefill_nothing_but_ti
 
 
 async def test_a_cancelled_prefill_leaves_no_block_when_its_read_has_ended(rig: Rig) -> None:
-    lender, p = await node(rig, "l"), await node(rig, "p", timing={"transfer_latency_s": 0.2})
+    lender, p = await node(rig, "l"), await node(rig, "p", timing={"transfer_latency_s": 3.0})
     lent = await lender.prefilled("r", HEAD)
     p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, prefix=lent.handle))
     await until(lambda: p.used, "blocks for the prefix")

@@ -123,9 +123,9 @@ async def test_with_a_mean_length_the_end_stays_where_it_was(rig: Rig) -> None:
 
 
 async def test_kv_of_the_resumed_tokens_is_computed_and_held(rig: Rig) -> None:
-    """The prompt's 50 tokens are pulled, 40 resumed ones computed here: 90 tokens, 6 blocks of 16."""
+    """The prompt's 50 tokens are pulled, 40 resumed ones computed here: 90 tokens, 6 blocks of 16. 40 more take 4 s."""
     p = await node(rig, "p", "prefill")
-    d = await node(rig, "d", "decode", timing={"decode_base_s": 0.02})
+    d = await node(rig, "d", "decode", timing={"decode_base_s": 0.1})
     done = await p.prefilled("r", PROMPT)
     d.client.channel.send(
         Decode("r", PROMPT, {"max_tokens": 80}, done.handle, 60.0, resume=Resume(0, 40, [], 0))

@@ -192,16 +192,16 @@ async def test_a_lender_that_dies_while_a_group_waits_costs_the_prefill_nothing_
 async def test_a_cancelled_prefill_keeps_its_blocks_until_what_is_on_its_way_has_arrived(
     patient: None, site: Site
 ) -> None:
-    await site.start_agent(window=1, whole_read_when_alone=False, port_bytes_per_s=2e5)
-    lender = await site.lender(2e5)
-    p = await site.prefill(layer_groups=GROUPS, timing={"transfer_bandwidth_bytes_per_s": 2e5})
+    await site.start_agent(window=1, whole_read_when_alone=False, port_bytes_per_s=2e4)
+    lender = await site.lender(2e4)
+    p = await site.prefill(layer_groups=GROUPS, timing={"transfer_bandwidth_bytes_per_s": 2e4})
     await site.joined(2)
     lent = await lender.prefilled("r", HEAD)
     p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, prefix=lent.handle))
     await until(lambda: site.agent is not None and site.agent.desk.totals["permits"], "a permit")
     p.client.cancel("r")
     await until(lambda: not p.engine.status().running, "no slot is held")
-    # 64 KiB at 200 kB/s take a third of a second
+    # 64 KiB at 20 kB/s take three seconds
     assert p.used
     await site.at_rest(lender, p)
     assert p.engine.metrics().transfers == 0

@@ -4,6 +4,7 @@ The cores here answer pings when the test says so; tests/live/test_vllm_failures
 """
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from actors.engine.vllm import core_watch
 from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.watchdog import FIRST_STEPS, StallLimits
+from tests.processes import ended
 
 STALL_S = 1.0
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
@@ -65,14 +67,10 @@ def family() -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Process]]]:
         process.suspend()
     yield parent, tree
     for process in tree:
-        if process.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     parent.wait(60)
     parent.stdout.close()
-
-
-def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 async def until(holds: Callable[[], Any]) -> None:
@@ -117,7 +115,7 @@ async def test_a_lost_core_is_killed_with_its_workers_although_they_are_stopped(
     await until(lambda: watch.state == "down")
     with pytest.raises(RuntimeError, match="engine core 1 has given no sign of life"):
         watch.check()
-    await until(lambda: all(ended(process) for process in tree))
+    await until(lambda: all(ended(process.pid) for process in tree))
     # A sign of life that comes too late changes nothing.
     watch.step(1)
     assert watch.state == "down"

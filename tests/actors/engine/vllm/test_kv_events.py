@@ -120,7 +120,7 @@ def test_what_nobody_reads_is_given_up_at_a_bound(monkeypatch: pytest.MonkeyPatc
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -38,7 +38,7 @@ def start(code: str, *args: str, **env: str) -> "subprocess.Popen[bytes]":
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if all(map(ended, pids)):
             return
         time.sleep(0.02)

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -45,13 +46,16 @@ async def test_a_hanging_start_writes_stacks_and_leaves_no_process(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start blocks in a thread until its child dies, then makes a second one, which is killed too."""
-    older, made, thread = child(HANGS), [], ThreadPoolExecutor(1)
+    older, made, thread, up = child(HANGS), [], ThreadPoolExecutor(1), threading.Event()
+    # the child may have to wait for its turn to write
+    monkeypatch.setattr(start_limit, "DUMP_S", 5.0)
 
     def blocks() -> None:
         first = child(DUMPS)
         made.append(first)
         assert first.stdout is not None
         assert first.stdout.readline() == b"up\n"
+        up.set()
         first.wait()
         second = child(HANGS)
         made.append(second)
@@ -59,11 +63,14 @@ async def test_a_hanging_start_writes_stacks_and_leaves_no_process(
         raise RuntimeError("Engine core initialization failed")
 
     async def start() -> None:
-        await asyncio.get_running_loop().run_in_executor(thread, blocks)
+        ended = asyncio.get_running_loop().run_in_executor(thread, blocks)
+        # the loop stands still until the child hangs, so the limit is over only afterwards
+        assert up.wait(60)
+        await ended
 
     try:
         with pytest.raises(StartTimeoutError, match="start_limit_s"):
-            await within(5.0, start())
+            await within(1.0, start())
         thread.shutdown()
         assert [one.returncode for one in made] == [-9, -9]
         assert older.poll() is None

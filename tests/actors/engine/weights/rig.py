@@ -26,7 +26,7 @@ from actors.engine.weights.reader import FlowSettings
 from actors.wire.channel import Identity
 
 PIECE_BYTES = 100_000
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 Hashes = dict[str, str]
 

@@ -200,7 +200,7 @@ def test_reads_are_flows_of_the_lowest_level(make: Make, tmp_path: Path) -> None
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     try:
         folder = model(tmp_path / "m")
         one = make("one", folder, flow=FlowSettings("", "there"))

@@ -278,7 +278,7 @@ async def test_a_new_engine_is_told_long_before_the_next_refresh(tmp_path: Path)
     found = network(tmp_path, refresh_s=3600.0)
     events: list[OracleRefreshed] = []
     found.start(events.append)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(events) < 1:
             await asyncio.sleep(0.005)
         found.engine(info("new", "nx", rack="r1"))
@@ -294,7 +294,7 @@ async def test_neither_a_silent_control_plane_nor_a_bug_stops_the_refreshes(tmp_
 
     def nodes() -> list[dict[str, Any]]:
         asked.set()
-        answer.wait(30)
+        answer.wait(60)
         raise ConnectionError("no control plane")
 
     found = RouterNetwork(network(tmp_path).config, nodes)
@@ -306,7 +306,7 @@ async def test_neither_a_silent_control_plane_nor_a_bug_stops_the_refreshes(tmp_
             raise ZeroDivisionError("a bug")
 
     found.start(take)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (events and asked.is_set()):
             await asyncio.sleep(0.005)
         found.engine(info("new", "nx", rack="r1"))  # the control plane has not answered yet
