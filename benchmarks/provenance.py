@@ -26,7 +26,6 @@ The set only shrinks: a file leaves it when it is measured again, and no file ma
 
 MISSING = frozenset(
     {
-        "experiments/mfs/mfs_dense.json",
         "experiments/mfs/mfs_moe.json",
         "mfs/link.json",
         "mfs/sim.json",
@@ -45,8 +44,6 @@ The set only shrinks: a file leaves it when it is committed.
 LOST = frozenset(
     {
         "chaos/sim-bare-flow.json",
-        "experiments/scaling/scaling_scale.json",
-        "transfer/transfer.json",
     }
 )
 """Committed files whose runs name commits that are in no history: the machine that had them was lost before they were
