@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,8 @@ def _stop(app: App) -> None:
         ) from None
     finally:
         alive = still_running(tree, timeout_s=60)
-        left = [" ".join(p.cmdline())[:100] for p in alive]
+        left = [command_line(p)[:100] for p in alive]
         for p in alive:
-            p.kill()
+            with suppress(psutil.NoSuchProcess):
+                p.kill()
     assert not left, f"processes left after Ctrl-C: {left}"

@@ -69,7 +69,10 @@ def total(board: httpx.Client, name: str) -> float:
 def counted_by_the_ingresses(app: App) -> float:
     """The number of requests that both ingresses have answered, from their own ports."""
     first = int(app.url.rpartition(":")[2]) + 1000
-    texts = [httpx.get(f"http://127.0.0.1:{number}/metrics").text for number in (first, first + 1)]
+    texts = [
+        httpx.get(f"http://127.0.0.1:{number}/metrics", timeout=PATIENCE_S).text
+        for number in (first, first + 1)
+    ]
     return sum(
         float(value)
         for text in texts

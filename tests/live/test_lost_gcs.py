@@ -8,10 +8,12 @@ import signal
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.chaos.test_kill_sim import Load, grow
 from tests.live.serving import PATIENCE_S, App, config_file, serving
+from tests.processes import ended
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -25,9 +27,17 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         yield running
 
 
+def name_of(process: psutil.Process) -> str:
+    """The name of a process; "" for one that has just ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def of_ray(app: App, name: str) -> int:
-    """The process of Ray's with this name."""
-    (pid,) = [process.pid for process in app.processes() if process.name() == name]
+    """The process of Ray's with this name. Other processes, and one before it of the same name, may end meanwhile."""
+    (pid,) = [one.pid for one in app.processes() if name_of(one) == name and not ended(one.pid)]
     return pid
 
 
