@@ -319,7 +319,7 @@ async def test_a_restarted_router_that_knows_no_engine_yet_stops_nothing(tmp_pat
         assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
         for engine in made.engines.values():
             await engine.announce(made.router)
-        await until(lambda: len(made.router.status().statuses) == 2)
+        await until(lambda: not made.connections.decides_here())
         assert (await post(made)).status_code == 200
         assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
         await made.idle()
