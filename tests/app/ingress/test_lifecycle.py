@@ -454,7 +454,7 @@ async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Pat
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made)
         attempt_id = await advance(made, "decode")
-        drained = asyncio.create_task(made.app.drain(10))
+        drained = asyncio.create_task(made.app.drain(60))
         await until(lambda: made.app.draining)
         assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 503
         assert (await made.client.get("/health/ready")).status_code == 503

@@ -72,7 +72,7 @@ async def sim(tmp_path: Path, engines: dict[str, Sim]) -> AsyncIterator[Rig]:
         for name, role in (("p", "prefill"), ("d", "decode")):
             engines[name] = await Sim.start(made, tmp_path, name, role)
         await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
-        await until(lambda: made.connections.fleet_status is not None)
+        await until(lambda: (told := made.connections.fleet_status) is not None and len(told.statuses) == 2)
         yield made
         await made.idle()
         for engine in engines.values():
