@@ -54,7 +54,7 @@ def waiting(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
         process.wait()
 
 
-# A waiting process that does not get its core for a while is to be waited for, unless it is told to stand still.
+# A waiting process that does not get its core for a while is waited for, except where a test stops it.
 PATIENT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
