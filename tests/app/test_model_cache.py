@@ -95,13 +95,13 @@ def test_second_converter_waits_for_the_first_and_says_so(cache: Cache) -> None:
 
     def slow(source: Path, target: Path) -> None:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(100)
         write_model(target)
 
     second = CountingConverter()
     threads = [threading.Thread(target=cache.install, args=(slow,))]
     threads[0].start()
-    assert inside.wait(30)
+    assert inside.wait(100)
     threads.append(threading.Thread(target=cache.install, args=(second,)))
     threads[1].start()
     while not cache.lines:  # the second says that it waits

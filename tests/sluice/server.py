@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """How long tests wait for something that must happen; only a failure takes that long."""
 
 

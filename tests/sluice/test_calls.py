@@ -12,7 +12,16 @@ import sluice
 from sluice import SLO, ChatMessage, RetryPolicy, Sluice, Timeouts
 from tests.sluice.conftest import FAST_RETRY
 from tests.sluice.drivers import Driver
-from tests.sluice.server import ContractServer, Request, Wire, answers, api_error, chat_answer, streams
+from tests.sluice.server import (
+    WAIT_S,
+    ContractServer,
+    Request,
+    Wire,
+    answers,
+    api_error,
+    chat_answer,
+    streams,
+)
 
 CHAT = "POST /v1/chat/completions"
 NO_RETRY = {"retry": RetryPolicy(max_retries=0)}
@@ -410,8 +419,8 @@ def test_read_timeout(server: ContractServer, driver: Driver) -> None:
     with pytest.raises(sluice.RequestTimeoutError) as caught:
         driver.call(server.url, "chat", "x", settings={**RETRY, "timeouts": Timeouts(read_s=0.1)})
     assert (caught.value.phase, caught.value.retryable) == ("read", False)
+    assert server.client_left.wait(WAIT_S), "the server must learn that nobody waits any more"
     assert len(server.requests) == 1
-    assert server.client_left.wait(20), "the server must learn that nobody waits any more"
 
 
 async def trickle(request: Request, wire: Wire) -> None:
@@ -430,10 +439,10 @@ async def trickle(request: Request, wire: Wire) -> None:
 
 def test_total_timeout_ends_an_answer_that_never_pauses(server: ContractServer, driver: Driver) -> None:
     server.on(CHAT, trickle)
-    with pytest.raises(sluice.RequestTimeoutError, match=r"total of 0\.3 s") as caught:
-        driver.call(server.url, "chat", "x", timeout_s=0.3)
+    with pytest.raises(sluice.RequestTimeoutError, match=r"total of 3 s") as caught:
+        driver.call(server.url, "chat", "x", timeout_s=3.0)
     assert caught.value.phase == "total"
-    assert server.client_left.wait(20)
+    assert server.client_left.wait(WAIT_S)
 
 
 def test_total_timeout_includes_the_wait_for_headers(server: ContractServer, driver: Driver) -> None:

@@ -1,6 +1,5 @@
 """A real router, two ingresses and a dashboard on sockets: what ingresses count arrives, and nothing waits for it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -171,7 +170,7 @@ async def test_with_an_autoscaler_engines_take_no_orders_of_a_person(tmp_path: P
         scaler = await connect(
             made.router.addresses, lambda: Channel(Identity("autoscaler", "a", None, 1), lambda c, m: None)
         )
-        await asyncio.sleep(0.05)
+        await until(lambda: made.router._autoscaler.connected, "an autoscaler at the router")
         refused = await change(board, "PUT", "/api/engines/p", {"duty": "warm"}, 409)
         assert "the autoscaler decides" in refused["message"]
         scaler.abort("done")

@@ -6,7 +6,7 @@ from pathlib import Path
 from app.ingress.config import IngressConfig
 from app.ingress.tenants.unnamed import unnamed_tenant
 from policies.state import events as ev
-from tests.app.ingress.rig import ADMIN_KEY, MODEL, ScriptedEngine, rig
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, ScriptedEngine, rig, until
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
 
@@ -31,7 +31,7 @@ async def test_users_are_tenants_and_explain_says_whose_turn_it_was(tmp_path: Pa
             return str(answer.headers["x-request-id"])
 
         flood = [asyncio.create_task(post(user="many")) for _ in range(6)]
-        await asyncio.sleep(0.1)
+        await until(lambda: dispatcher.state.pool_size >= 3, "a flood in the pool")
         few = await asyncio.gather(*[post(user="few") for _ in range(2)])
         await asyncio.gather(*flood)
         unnamed = await post()

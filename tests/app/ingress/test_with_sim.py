@@ -72,7 +72,7 @@ async def sim(tmp_path: Path, engines: dict[str, Sim]) -> AsyncIterator[Rig]:
         for name, role in (("p", "prefill"), ("d", "decode")):
             engines[name] = await Sim.start(made, tmp_path, name, role)
         await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
-        await until(lambda: made.connections.fleet_status is not None)
+        await until(lambda: (told := made.connections.fleet_status) is not None and len(told.statuses) == 2)
         yield made
         await made.idle()
         for engine in engines.values():
@@ -340,19 +340,20 @@ async def test_an_answer_whose_engine_dies_is_the_undisturbed_one(
 async def test_a_request_that_waits_in_the_pool_for_several_leases_keeps_its_kv(
     tmp_path: Path, engines: dict[str, Sim]
 ) -> None:
-    """The only slot is taken for some four leases; the second request is neither rescued nor computed again."""
+    """The only slot is taken for some three leases; the second request is neither rescued nor computed again."""
     async with rig(tmp_path, []) as made:
-        engines["p"] = await Sim.start(made, tmp_path, "p", "prefill", lease_s=1.0)
+        engines["p"] = await Sim.start(made, tmp_path, "p", "prefill", lease_s=3.0)
         engines["d"] = await Sim.start(made, tmp_path, "d", "decode", slots=1, timing={"decode_base_s": 0.05})
         await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
         await until(lambda: made.connections.fleet_status is not None)
-        first, second = (
-            asyncio.create_task(
-                made.client.post("/v1/completions", json={"prompt": "one two", "max_tokens": tokens})
-            )
-            for tokens in (80, 2)
-        )
-        answers = [await first, await second]
+
+        def ask(tokens: int) -> Any:
+            body = {"prompt": "one two", "max_tokens": tokens}
+            return asyncio.create_task(made.client.post("/v1/completions", json=body))
+
+        first = ask(200)
+        await until(lambda: any(life.output_tokens for life in made.connections.live.values()), "a token")
+        answers = [await ask(2), await first]
         assert [answer.status_code for answer in answers] == [200, 200]
         await until(lambda: all(engine.idle() for engine in engines.values()), "idle engines")
         metrics = engines["p"].server.engine.metrics()

@@ -54,10 +54,21 @@ def waiting(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
         process.wait()
 
 
-def launched(folder: Path, worker: Path) -> dict[str, Any]:
+# A waiting process that does not get its core for a while is waited for, except where a test stops it.
+PATIENT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import launcher
+launcher.ANSWER_S = 60.0
+sys.exit(launcher.main(sys.argv))
+"""
+
+
+def launched(folder: Path, worker: Path, patient: bool = True) -> dict[str, Any]:
     """Returns what a worker says that Ray would have started, with the launcher's process id added."""
+    script = ["-c", PATIENT, str(Path(launcher.__file__).parent)] if patient else [launcher.__file__]
     process = subprocess.Popen(
-        [sys.executable, "-I", launcher.__file__, str(folder), str(worker), "--token=7", "a b"],
+        [sys.executable, "-I", *script, str(folder), str(worker), "--token=7", "a b"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": os.environ["PATH"], "RAY_TOKEN": "of the worker"},
@@ -68,7 +79,7 @@ def launched(folder: Path, worker: Path) -> dict[str, Any]:
     process.stdin.close()
     # not to the end: a process that stands still may hold the other end, too
     told: dict[str, Any] = json.loads(process.stdout.readline())
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
     return told | {"launcher": process.pid}
 
@@ -84,7 +95,7 @@ def same(told: dict[str, Any], worker: Path) -> None:
 
 
 def test_without_a_waiting_process_the_launcher_is_the_worker(tmp_path: Path, worker: Path) -> None:
-    told = launched(tmp_path / "empty", worker)
+    told = launched(tmp_path / "empty", worker, patient=False)
     same(told, worker)
     assert told["pid"] == told["launcher"]
 
@@ -118,7 +129,7 @@ def test_a_process_that_stands_still_is_passed_over_and_waits_on(
 ) -> None:
     waiting.send_signal(signal.SIGSTOP)
     until(lambda: psutil.Process(waiting.pid).status() == psutil.STATUS_STOPPED, "it stands still")
-    told = launched(tmp_path, worker)
+    told = launched(tmp_path, worker, patient=False)
     assert told["pid"] == told["launcher"]
     waiting.send_signal(signal.SIGCONT)
     told = launched(tmp_path, worker)
@@ -128,7 +139,7 @@ def test_a_process_that_stands_still_is_passed_over_and_waits_on(
 
 def test_a_process_whose_core_has_ended_ends(tmp_path: Path, waiting: "subprocess.Popen[bytes]") -> None:
     (tmp_path / "end").touch()
-    assert waiting.wait(20) == 1
+    assert waiting.wait(60) == 1
     assert not socket_of(tmp_path, waiting.pid).exists()
 
 

@@ -49,7 +49,7 @@ def until_waiting(folder: Path, pid: int) -> None:
     until(lambda: socket_of(folder, pid).exists(), f"process {pid} waits")
 
 
-def until(holds: object, what: str, seconds: float = 20.0) -> None:
+def until(holds: object, what: str, seconds: float = 60.0) -> None:
     assert callable(holds)
     end = time.monotonic() + seconds
     while not holds():

@@ -14,6 +14,7 @@ from benchmarks.chaos.processes import SHORT_BYTES, Member, by_part, measure, me
 
 PROGRAM = """
 import sys
+print("up", flush=True)
 sys.stdin.readline()
 x = bytearray(64 * 2**20)
 print("had it", flush=True)
@@ -35,7 +36,7 @@ def child(title: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
@@ -77,7 +78,9 @@ def test_a_starved_process_gets_no_memory_until_it_is_fed() -> None:
     for fed in (False, True):
         with child("ray::ServeReplica:sluice:Router") as process:
             until(lambda pid=process.pid: pid in members(os.getpid()))
-            # the interpreter has started when it reads; its heap does not grow any more
+            # it has started, and its heap does not grow any more when it reads
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
             until(lambda pid=process.pid: members(os.getpid())[pid].process().status() == "sleeping")  # type: ignore[union-attr]
             member = members(os.getpid())[process.pid]
             limit, taken_bytes = member.starve(hoards=False), member.taken_bytes()

@@ -77,7 +77,7 @@ def serving(answer: Answer) -> Iterator[Server]:
     stop: list[Callable[[], object]] = []
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield server
     finally:
@@ -130,7 +130,7 @@ def test_fewer_requests_than_connections() -> None:
 
 def test_the_time_bounds_it() -> None:
     with serving(good) as server:
-        result = drive(load(server, requests=10**9, max_s=0.3))
+        result = drive(load(server, requests=10**9, max_s=2.0))
     assert result.served > 0
     assert not result.failures
 
@@ -209,7 +209,7 @@ def test_answers_that_never_end_are_cut_and_counted() -> None:
         return False
 
     with serving(silent) as server:
-        result = drive(load(server, requests=3, concurrency=3, max_s=0.1, grace_s=0.2))
+        result = drive(load(server, requests=3, concurrency=3, max_s=2.0, grace_s=0.2))
     assert result.served == 0
     assert result.failures["cut: not answered in time"] == 3
 

@@ -204,8 +204,10 @@ async def test_the_bandwidth_is_that_of_the_time_in_which_bytes_move(
         lone = await bench._alone(Client(running, workload, {}))
     # 512 tokens of 23,040 bytes at 50 MB/s, and 1 ms of latency: 237 ms
     assert lone["bytes"] == {"tight": 64 * 23_040, "loose": 512 * 23_040}
-    assert 45e6 < lone["bytes_per_s"] < 50e6
+    assert lone["bytes_per_s"] < 50e6
     assert lone["transfer_s"]["loose"] > 0.5
+    # the 300 ms beside it are not counted, however late the bytes come on a busy machine
+    assert lone["transfer_s"]["loose"] - lone["bytes"]["loose"] / lone["bytes_per_s"] > 0.29
 
 
 async def test_an_agent_that_says_nothing_any_more_ends_the_run(

@@ -23,8 +23,8 @@ def server() -> Iterator[Server]:
     made.stop()
 
 
-def read(server: Server, key: str = "admin", seconds: float = 1.0) -> tuple[str, dict[str, object]]:
-    """Returns the first line that three readers printed, and what they took."""
+def read(server: Server, key: str = "admin", deltas: int = 20) -> tuple[str, dict[str, object]]:
+    """Returns the first line that three readers printed, and what they took until the server had made more deltas."""
     port = server.url.rpartition(":")[2]
     argv = python("-m", "benchmarks.watching.readers", "--port", port, "--count", "3")
     pipe = subprocess.PIPE
@@ -32,7 +32,11 @@ def read(server: Server, key: str = "admin", seconds: float = 1.0) -> tuple[str,
     with subprocess.Popen(argv, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         first = process.stdout.readline().strip()
-        time.sleep(seconds)
+        last = server.cluster.seq + deltas
+        deadline_s = time.monotonic() + 60.0
+        while server.cluster.seq < last:
+            assert time.monotonic() < deadline_s, "no deltas"
+            time.sleep(PERIOD_S)
         told, _ = process.communicate("", timeout=60)
     return first, json.loads(told)
 
