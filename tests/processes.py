@@ -1,6 +1,8 @@
 """Questions about processes that may end at any moment."""
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -21,3 +23,18 @@ def still_running(processes: list[psutil.Process], timeout_s: float) -> list[psu
         if not alive or time.monotonic() > deadline_s:
             return alive
         time.sleep(0.1)
+
+
+def command_line(process: psutil.Process) -> str:
+    """The command line of a process; "" for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kills these processes; the death of one may end others before their turn."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

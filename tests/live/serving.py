@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import yaml
 from app.admin_key import authorize
 from benchmarks.chaos.redis_ray import marked
 from benchmarks.live.servers import free_ports
-from tests.processes import still_running
+from tests.processes import command_line, kill_all, still_running
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 420.0
@@ -34,14 +34,6 @@ def plain_client() -> httpx.Client:
     connections to a process that a test kills. It administers with the key in the application's file."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(timeout=30, verify=False, limits=limits, auth=authorize)
-
-
-def command_line(process: psutil.Process) -> str:
-    """The command line of a process; "" for one that has just ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
 
 
 @dataclass
@@ -222,7 +214,5 @@ def _stop(app: App) -> None:
     finally:
         alive = still_running(tree, timeout_s=60)
         left = [command_line(p)[:100] for p in alive]
-        for p in alive:
-            with suppress(psutil.NoSuchProcess):
-                p.kill()
+        kill_all(alive)
     assert not left, f"processes left after Ctrl-C: {left}"

@@ -18,7 +18,8 @@ import pytest
 
 from benchmarks.live.servers import free_ports
 from sluice.admin import Dashboard
-from tests.live.serving import PATIENCE_S, ROOT, App, command_line, config_file, serving
+from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

@@ -49,7 +49,7 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
         assert app.metric("sluice_router_predictor_refit_failures_total") == 0
         # the router reports its totals once a second
         app.wait(
-            lambda _: app.metric("sluice_router_predictor_outcomes_total") >= FIRST, "outcomes are counted"
+            lambda _: app.metric("sluice_router_predictor_outcomes_total") >= asked, "outcomes are counted"
         )
         app.wait_idle()
     outcomes = read_log(folder / "outcomes")

@@ -13,14 +13,12 @@ from tests.live.serving import ROOT, config_file
 
 pytestmark = pytest.mark.live
 
-PORT, HTTP_PORT = free_ports(2)
 
-
-def changed(folder: Path, number: int, change: dict[str, Any]) -> str:
-    """The path of a copy of deploy/sim.yaml on a free port, with `change` in its application's args."""
+def changed(folder: Path, number: int, port: int, change: dict[str, Any]) -> str:
+    """The path of a copy of deploy/sim.yaml on this port, with `change` in its application's args."""
 
     def apply(args: dict[str, Any]) -> None:
-        args.update({"ingress": {"port": PORT}, **change})
+        args.update({"ingress": {"port": port}, **change})
 
     (folder / str(number)).mkdir()
     return str(config_file(folder / str(number), "sim.yaml", apply))
@@ -28,14 +26,15 @@ def changed(folder: Path, number: int, change: dict[str, Any]) -> str:
 
 @pytest.mark.timeout(600)
 def test_a_deployment_restarts_when_its_part_of_the_file_changes(tmp_path: Path) -> None:
-    ingress = {"port": PORT, "options": {"max_body_bytes": 100_000}}
+    port, http_port = free_ports(2)
+    ingress = {"port": port, "options": {"max_body_bytes": 100_000}}
     router = {"decode": {"name": "round_robin"}}
     engines = [
         {"name": "prefill", "role": "prefill", "kind": "sim"},
         {"name": "decode", "role": "decode", "kind": "sim", "replicas": 3},
     ]
     files = [
-        changed(tmp_path, number, change)
+        changed(tmp_path, number, port, change)
         for number, change in enumerate(
             [
                 {},
@@ -45,7 +44,7 @@ def test_a_deployment_restarts_when_its_part_of_the_file_changes(tmp_path: Path)
             ]
         )
     ]
-    command = [sys.executable, "-m", "tests.live.redeploying", str(HTTP_PORT), *files]
+    command = [sys.executable, "-m", "tests.live.redeploying", str(http_port), *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr[-3000:]
     first, *later = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))

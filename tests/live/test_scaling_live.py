@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving
+from tests.live.serving import PATIENCE_S, App, config_file, serving
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

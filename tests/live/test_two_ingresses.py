@@ -17,8 +17,8 @@ import pytest
 
 from tests.deploy.test_prometheus import ALERTS, RECORDED
 from tests.live.prometheus import has_prometheus, prometheus
-from tests.live.serving import PATIENCE_S, App, command_line, config_file, serving
-from tests.processes import ended
+from tests.live.serving import PATIENCE_S, App, config_file, serving
+from tests.processes import command_line, ended
 from tests.scripts.test_grafana_boards import NAMES, queries
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -146,13 +146,15 @@ async def test_only_the_connections_of_a_killed_replica_are_lost(app: App) -> No
 
 
 def log_lines(app: App, deployment: str) -> list[dict[str, Any]]:
-    """The lines in the log files of a deployment's replicas, which are JSON from Sluice's first one on."""
+    """The lines in the log files of a deployment's replicas, which are JSON from Sluice's first one on. The last one of
+    a file may not have been written to its end.
+    """
     folders = {found[1] for p in app.processes() if (found := re.search(r"--log_dir=(\S+)", command_line(p)))}
     files = [
         file for folder in folders for file in Path(folder, "serve").glob(f"replica_*_{deployment}_*.log")
     ]
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 async def test_log_files_have_a_json_line_for_each_request_and_levels_change_everywhere(app: App) -> None:
@@ -172,13 +174,23 @@ async def test_log_files_have_a_json_line_for_each_request_and_levels_change_eve
     # change reaches those that are.
     await asyncio.to_thread(app.wait, lambda _: told("DEBUG") == 6, "six processes that a change reaches")
     assert told("INFO") == 6
+
+    def its_lines() -> list[dict[str, Any]]:
+        return [one for one in log_lines(app, "Ingress") if one.get("request_id") == "one-of-its-own"]
+
+    def engines() -> set[str]:
+        return {one["engine"] for one in log_lines(app, "DecodeEngine") if one["component"] == "engine"}
+
+    def has_an_audit_line() -> bool:
+        return any(one["logger"] == "actors.router.admin" for one in log_lines(app, "Router"))
+
+    await asyncio.to_thread(app.wait, lambda _: its_lines() != [], "a line of the request")
     lines = log_lines(app, "Ingress")
-    (line,) = [one for one in lines if one.get("request_id") == "one-of-its-own"]
+    (line,) = its_lines()
     assert (line["component"], line["status"], line["output_tokens"]) == ("ingress", 200, 2)
     assert "unmistakable" not in json.dumps(lines)
-    engines = {one["engine"] for one in log_lines(app, "DecodeEngine") if one["component"] == "engine"}
-    assert len(engines) == 2
-    assert any(one["logger"] == "actors.router.admin" for one in log_lines(app, "Router"))
+    await asyncio.to_thread(app.wait, lambda _: len(engines()) == 2, "lines of both decode engines")
+    await asyncio.to_thread(app.wait, lambda _: has_an_audit_line(), "the router's line of the change")
 
 
 async def load(app: App, seconds: float) -> Counter[tuple[int, str]]:

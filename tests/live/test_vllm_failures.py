@@ -26,7 +26,7 @@ from tests.live.serving import PATIENCE_S, ROOT
 from tests.live.test_vllm_engines import BLOCK, LEASE_S, START_S, fresh, text
 from tests.live.vllm_app import DTYPE
 from tests.live.vllm_client import Engine
-from tests.processes import still_running
+from tests.processes import command_line, kill_all, still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -86,7 +86,7 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
             while not (await host.stdout.readline()).startswith(b"ready "):
                 assert host.returncode is None, (tmp_path / "e.log").read_text()[-3000:]
         children = psutil.Process(host.pid).children(recursive=True)
-        core = next(child for child in children if "EngineCore" in " ".join(child.cmdline()))
+        core = next(child for child in children if "EngineCore" in command_line(child))
         tree = [core, *core.children(recursive=True)]
         client = Client()
         await client.connect((address,))
@@ -130,10 +130,13 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
         assert await loop.run_in_executor(None, still_running, tree, PATIENCE_S) == []
         print(f"killed after {time.monotonic() - stopped_s:.1f} s; {REPLACE_AFTER} times stall_s")
         # The engine looks at its core from time to time, so its state follows the death of the processes.
-        for tries in range(200):
+        end_s, tries = time.monotonic() + PATIENCE_S, 0
+        while True:
             client.decode(f"dead-{tries}", fresh(20))
-            if (seen := await failures(client, [f"dead-{tries}"])) != {("stalled", True)}:
+            seen = await failures(client, [f"dead-{tries}"])
+            if seen != {("stalled", True)} or time.monotonic() > end_s:
                 break
+            tries += 1
             await asyncio.sleep(0.1)
         assert seen == {("engine_dead", True)}
     finally:
@@ -325,8 +328,7 @@ def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent, inside
 def test_a_read_from_a_killed_lender_fails_its_request_and_its_successor_serves(lent: Lent) -> None:
     """A read that a dead peer leaves ends as an error, so nothing is kept for it."""
     lent.held_read("killed", fresh(2 * BLOCK + 3))
-    for child in lent.p.children():
-        child.kill()
+    kill_all(lent.p.children())
     failed = lent.d.wait_for("killed", (Failed, Out))
     assert isinstance(failed, Failed), failed
     assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)

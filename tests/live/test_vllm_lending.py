@@ -19,6 +19,7 @@ from tests.actors.flow.narrow import NarrowAgent, Occupant
 from tests.live.serving import PATIENCE_S
 from tests.live.test_vllm_engines import shared_tokens
 from tests.live.vllm_client import Engine
+from tests.processes import kill_all
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -107,8 +108,7 @@ def the_lender_dies(two: Two) -> None:
     tokens = prompt(3)
     undisturbed = answer(two.a, "alone-3", tokens)
     lend = two.a.prefill("lend-3", tokens[: PREFIX + 1])
-    for child in two.a.children():
-        child.kill()
+    kill_all(two.a.children())
     done = two.borrow("borrow-3", tokens, lend.handle)
     assert done.cached_tokens == 0
     assert answer(two.b, "on-b-3", tokens) == undisturbed

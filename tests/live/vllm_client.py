@@ -27,6 +27,7 @@ from actors.wire.messages import (
     Tokens,
 )
 from tests.live.serving import PATIENCE_S
+from tests.processes import command_line, kill_all
 
 HOST = Path(__file__).with_name("vllm_host.py")
 ANSWERS = msgspec.msgpack.Decoder(Message | dict)
@@ -144,7 +145,7 @@ class Engine:
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The processes of the engine whose title has `name`: "EngineCore", or "Worker"."""
-        return [child for child in self.children() if name in " ".join(child.cmdline())]
+        return [child for child in self.children() if name in command_line(child)]
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -156,8 +157,7 @@ class Engine:
             try:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
-                for child in self.children():
-                    child.kill()
+                kill_all(self.children())
                 self.process.kill()
                 self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
