@@ -16,6 +16,22 @@ EXIT_STATUS = 75
 _TEXT = b"this process gets no memory, and ends so that a successor takes over; give it more, or less to do\n"
 
 
+PROBE_BYTES = 1 << 20
+
+
+def is_behind(error: BaseException | None) -> bool:
+    """Returns whether an error comes of a lack of memory: a MemoryError does, and a SystemError if there is still none.
+    Compiled code, such as numba's, may report an allocation that failed as a SystemError.
+    """
+    if not isinstance(error, SystemError):
+        return isinstance(error, MemoryError)
+    try:
+        bytearray(PROBE_BYTES)
+    except MemoryError:
+        return True
+    return False
+
+
 def end() -> NoReturn:
     """Ends this process at once, without any work that would need memory."""
     try:

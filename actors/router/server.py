@@ -399,6 +399,16 @@ class RouterServer:
         """Has the dispatcher handle an event, and carries out its actions."""
         self._fits(event)
 
+    def _without(self, error: PolicyError) -> Sequence[Action]:
+        """Returns what was decided in spite of a bug in a policy: all requests but the one that it cannot decide are
+        served.
+        """
+        if no_memory.is_behind(error.__cause__):
+            no_memory.end()
+        self._policy_errors += 1
+        log.error("%s", error, exc_info=error.__cause__)
+        return error.decided
+
     def _fits(self, event: ev.Event) -> bool:
         """Has the dispatcher handle an event, and carries out its actions. Returns whether the event fitted the state.
 
@@ -417,10 +427,7 @@ class RouterServer:
             failure = stale
             log.debug("stale: %s", stale)
         except PolicyError as error:
-            # a bug in a policy: all requests but the one that it cannot decide are served
-            self._policy_errors += 1
-            actions, failure = error.decided, error
-            log.error("%s", error, exc_info=error.__cause__)
+            actions, failure = self._without(error), error
         except MemoryError:
             no_memory.end()
         except Exception as unexpected:

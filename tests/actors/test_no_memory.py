@@ -66,3 +66,27 @@ def test_a_callback_that_gets_no_memory_ends_the_process(callback: str, status: 
     assert ("gets no memory" in ended.stderr) == bool(status) and ("ValueError" in ended.stderr) != bool(
         status
     )
+
+
+STARVED = """
+import resource
+from actors import no_memory
+
+pages = int(open("/proc/self/statm").read().split()[0])
+print(no_memory.is_behind(SystemError()), no_memory.is_behind(MemoryError()), no_memory.is_behind(KeyError()))
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+taken, size = [], 1 << 20
+while size > 1 << 10:
+    try:
+        taken.append(bytearray(size))
+    except MemoryError:
+        size //= 2
+told = no_memory.is_behind(SystemError())
+taken.clear()
+print(told)
+"""
+
+
+def test_an_internal_error_comes_of_a_lack_of_memory_if_there_is_none() -> None:
+    ended = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["False", "True", "False", "True"]), ended.stderr

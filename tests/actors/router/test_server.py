@@ -466,15 +466,19 @@ async def test_status_says_how_much_of_a_lease_in_the_pool_has_passed(router: Ro
     )
 
 
-class Starved(JoinShortestQueue):
-    """A policy that gets no memory."""
+def starved(error: type[Exception]) -> JoinShortestQueue:
+    """A policy that gets no memory, which its compiled code may report as another error."""
 
-    def choose_prefill(self, request, workers, snapshot, rng):  # type: ignore[no-untyped-def]
-        raise MemoryError
+    class Starved(JoinShortestQueue):
+        def choose_prefill(self, request, workers, snapshot, rng):  # type: ignore[no-untyped-def]
+            raise error
+
+    return Starved()
 
 
+@pytest.mark.parametrize("error", [MemoryError, SystemError])
 async def test_a_router_that_gets_no_memory_ends(
-    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     ended: list[bool] = []
 
@@ -483,11 +487,25 @@ async def test_a_router_that_gets_no_memory_ends(
         raise ConnectionError("this process would be gone")
 
     monkeypatch.setattr(no_memory, "end", end)
+    # more than there is address space for
+    monkeypatch.setattr(no_memory, "PROBE_BYTES", 1 << 62)
     await engine(router, "d", "decode")
     await engine(router, "p", "prefill")
-    router.dispatcher.prefill = Starved()
+    router.dispatcher.prefill = starved(error)
     ingress = await peer(router, "ingress", "i")
     ingress.channel.send(wire.Submit("a", prompt_tokens=10, max_tokens=4))
     await until(lambda: bool(ended))
     assert router.status().totals["policy_errors"] == 0
     assert not any(isinstance(message, wire.Reject) for message in ingress.inbox)
+
+
+async def test_a_policys_internal_error_rejects_the_request_while_there_is_memory(
+    router: RouterServer,
+) -> None:
+    await engine(router, "d", "decode")
+    await engine(router, "p", "prefill")
+    router.dispatcher.prefill = starved(SystemError)
+    ingress = await peer(router, "ingress", "i")
+    ingress.channel.send(wire.Submit("a", prompt_tokens=10, max_tokens=4))
+    reject = await ingress.get(wire.Reject)
+    assert (reject.attempt_id, reject.status, reject.reason) == ("a", 500, "policy_error")  # type: ignore[attr-defined]
