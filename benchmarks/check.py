@@ -363,22 +363,11 @@ def _compare_with_commits(
     for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:
             if then is None:
-                lost = sorted(provenance.LOST.intersection(files))
-                if lost:
-                    checked.notes.append(
-                        f"of code that was lost with a machine (commit {commit}): {', '.join(lost)}"
-                    )
-                files = [file for file in files if file not in lost]
-                if files:
-                    checked.problems.append(
-                        f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
-                        " find the code again"
-                    )
+                checked.problems.append(
+                    f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
+                    " find the code again"
+                )
                 continue
-            checked.problems += [
-                f"{file} names the commit {commit}, which is there: take it off LOST (benchmarks/provenance.py)"
-                for file in sorted(provenance.LOST.intersection(files))
-            ]
             for file in files:
                 origins, digest = made[file]
                 here = {origin.code for origin in origins if origin.clean and origin.commit == commit}

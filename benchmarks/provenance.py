@@ -13,11 +13,7 @@ from typing import Any
 from benchmarks.checkout import DIGEST, Origin
 from benchmarks.results_io import Stored, Verified
 
-UNTRACED = frozenset(
-    {
-        "experiments/validate_live/vllm.json",
-    }
-)
+UNTRACED: frozenset[str] = frozenset()
 """Committed files that were written before runs kept their origin, or the folders of which their digests are, or whose
 digests are computed in another way now, relative to `benchmarks/results`.
 
@@ -39,18 +35,6 @@ MISSING = frozenset(
 """Results that have not been measured yet, relative to `benchmarks/results`.
 
 The set only shrinks: a file leaves it when it is committed.
-"""
-
-LOST = frozenset(
-    {
-        "chaos/sim-bare-flow.json",
-    }
-)
-"""Committed files whose runs name commits that are in no history: the machine that had them was lost before they were
-pushed. Their code came back as one commit of its last state, so nobody can find exactly what ran. Relative to
-`benchmarks/results`.
-
-The set only shrinks: a file leaves it when it is measured again, and no file may enter it.
 """
 
 

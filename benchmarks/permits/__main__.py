@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.decisions.measure import HEADER, Timing
-from benchmarks.live.machine import command, facts, save
+from benchmarks.live.machine import LIVE_CODE, command, facts, save
 from benchmarks.permits import agents, silence
 from benchmarks.permits.grants import rows
 
-CODE = ("actors/flow", "actors/wire", "policies/flow", "policies/journal", "benchmarks/permits")
+CODE = (*LIVE_CODE, "benchmarks/permits")
 """The folders whose code is timed, beside the files that this module imports."""
 
 

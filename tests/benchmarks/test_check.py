@@ -273,28 +273,6 @@ def test_a_commit_that_nobody_else_has_is_found_and_without_history_it_is_said_t
     assert checked.problems == [] and checked.notes[-1].startswith("NOTHING IS KNOWN OF THE CODE")
 
 
-def test_a_file_whose_code_was_lost_is_noted_and_leaves_the_list_when_its_commit_is_there(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there: list[str] = []
-
-    @contextmanager
-    def at(commit: str, where: Path) -> Iterator[Path | None]:
-        yield ROOT if commit in there else None
-
-    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
-    monkeypatch.setattr(provenance, "LOST", frozenset({FILE}))
-    monkeypatch.setattr(check_module, "code_at", at)
-    present = runner.code_of(registry.load("deepflow_heatmap"))
-    change(root, made_by({**HERE, "code": present}))
-    checked = check(root)
-    assert checked.problems == []
-    assert checked.notes == [f"of code that was lost with a machine (commit abc): {FILE}"]
-    there.append("abc")
-    [problem] = check(root).problems
-    assert "take it off LOST" in problem
-
-
 def test_runs_that_name_a_commit_with_other_code_are_found(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +447,6 @@ def test_all_experiments_and_live_measurements_have_a_results_file() -> None:
     assert len(set(files)) == len(files) == len(registry.EXPERIMENTS) + len(OTHERS)
     assert set(provenance.UNTRACED) | set(provenance.MISSING) <= set(files)
     assert not set(provenance.UNTRACED) & set(provenance.MISSING)
-    assert set(provenance.LOST) <= set(files) - set(provenance.UNTRACED) - set(provenance.MISSING)
 
 
 @pytest.mark.parametrize(
