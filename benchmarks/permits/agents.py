@@ -101,12 +101,14 @@ class Worker:
         self._client.close()
 
     def step(self) -> None:
-        """Ends the chunks whose time has come, hears the agent, and waits for what comes next."""
+        """Ends the chunks whose time has come and hears the agent. Waits for what comes next if that was nothing."""
         now_s = time.perf_counter()
         for entry in [entry for entry in self._posts if entry[0] <= now_s]:
             self._posts.remove(entry)
             self._do(self._client.chunk_done(entry[1], CHUNK_S * entry[1].n_chunks))
-        self._do(self._client.step())
+        if heard := self._client.step():
+            self._do(heard)
+            return
         until_s = min((at_s for at_s, _ in self._posts), default=now_s + CHUNK_S)
         self._client.wait(max(0.0, until_s - time.perf_counter()))
 
