@@ -280,6 +280,7 @@ def _finish(
     name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
 ) -> None:
     """Compares the results with the paper's, draws the plots, writes the results file and prints the comparison."""
+    results = results_io.as_stored(results)
     rows = list(experiment.compare(results))
     folder = (options.out / registry.place(name)).parent
     files = _drawn(experiment, results, folder)

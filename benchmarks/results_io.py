@@ -249,6 +249,13 @@ def _variant(results: Results, name: str, also: Iterable[str], origins: Sequence
     return whole
 
 
+def as_stored(results: Results) -> Results:
+    """Returns the results with their measures as a file keeps them. Rows and plots are made of these, so that they can
+    be made again from the file also where measures nearly cancel.
+    """
+    return replace(results, runs=rounded(results.runs, DIGITS))
+
+
 def rounded(value: Any, digits: int) -> Any:
     """Returns JSON data with its floats rounded to `digits` significant digits."""
     if isinstance(value, float):

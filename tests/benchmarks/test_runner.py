@@ -411,10 +411,22 @@ def test_rows_and_plots_are_made_anew_from_the_stored_measures(toy, tmp_path):
     assert program.main(["remake", "--results", str(tmp_path)]) == 0
     again = results_io.load(tmp_path / "toy.json")
     assert (tmp_path / "toy/wait.png").read_bytes() == drawn
-    assert [(row.name, row.ours) for row in again.rows] == [
-        (row.name, pytest.approx(row.ours, rel=1e-8)) for row in stored.rows
-    ]
+    assert [(row.name, row.ours) for row in again.rows] == [(row.name, row.ours) for row in stored.rows]
     assert (again.commit, again.date, again.code) == (stored.commit, stored.date, stored.code)
+
+
+def test_rows_are_of_the_measures_that_the_file_keeps(toy, tmp_path, monkeypatch):
+    """Two runs differ by less than a file keeps of them, so a row of their difference is 0."""
+    monkeypatch.setattr(toy, "run_one", lambda config, seed: {"wait": 1.0 + config["rho"] * 1e-12})
+    monkeypatch.setattr(
+        toy,
+        "compare",
+        lambda results: [
+            Row("difference", 0.0, results.mean("rho 0.5", "wait") - results.mean("rho 0.2", "wait"), "")
+        ],
+    )
+    program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)])
+    assert [row.ours for row in results_io.load(tmp_path / "toy.json").rows] == [0.0]
 
 
 def test_a_file_of_the_older_format_is_reduced(toy, tmp_path):
