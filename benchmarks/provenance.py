@@ -27,7 +27,6 @@ MISSING = frozenset(
         "mfs/sim.json",
         "peers/peers.json",
         "peers/real.json",
-        "permits/permits.json",
         "scaling_live/scaling.json",
         "scaling_live/steps.json",
     }
