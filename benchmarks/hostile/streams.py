@@ -79,8 +79,11 @@ class Stream:
 
     def piece(self, data: bytes, now_s: float) -> None:
         """Takes a piece of the answer, which may hold events."""
-        if b"data: " not in data:
-            return
+        if b"data: " in data:
+            self.gap(now_s)
+
+    def gap(self, now_s: float) -> None:
+        """Notes that the time since the last event is over."""
         (self._seen.firsts if self._first else self._seen.gaps).append((now_s, now_s - self._last_s))
         self._first, self._last_s = False, now_s
 
@@ -103,6 +106,7 @@ async def client(port: int, name: str, seen: Seen, ended: asyncio.Event) -> None
             await asyncio.wait([asking, ending], return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             if not asking.done():
+                stream.gap(time.monotonic())
                 asking.cancel()
                 break
             if asking.result() != 200:
