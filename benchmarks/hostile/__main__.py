@@ -40,7 +40,7 @@ COUNTS = {"slow_readers": 1_000, "half_open": 1_000, "idle": 10_000, "large": 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints the figures and aims, and with --out writes them. Returns 1 if a run failed or the code changed."""
+    """Measures, prints the figures and aims, and with --out writes them. Returns 1 without a result."""
     plan = Plan()
     parser = argparse.ArgumentParser(prog="benchmarks.hostile", description=__doc__)
     for kind, count in COUNTS.items():
@@ -70,9 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for kind in KINDS:
                 if not counts[kind]:
                     continue
-                with tempfile.TemporaryDirectory(prefix="sluice-hostile-") as folder:
-                    with running(application(setup, args.model, Path(folder) / setup), say) as server:
-                        runs.append(measure(server, setup, kind, counts[kind], plan, say))
+                with (
+                    tempfile.TemporaryDirectory(prefix="sluice-hostile-") as folder,
+                    running(application(setup, args.model, Path(folder) / setup), say) as server,
+                ):
+                    runs.append(measure(server, setup, kind, counts[kind], plan, say))
     except (FilesError, ServerError) as error:
         print(error, file=sys.stderr)
         return 1

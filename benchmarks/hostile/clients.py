@@ -37,7 +37,7 @@ ADDRESS = "127.0.0.2"
 NICE = 10
 SPARE_FILES = 64
 CONNECTING = 256
-"""Connections that are being made at a time: more would fill the queue of the listening socket, and wait for seconds."""
+"""Connections that are being made at a time: more would fill the listening socket's queue and wait for seconds."""
 READ_S = 1.0
 """Time between two bytes that a slow reader reads."""
 RECEIVE_BYTES = 4096

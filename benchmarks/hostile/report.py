@@ -24,7 +24,7 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def rows_of(run: Mapping[str, Any]) -> Iterator[Row]:
-    """Yields the figures of one run: gaps, what the hostile clients got, memory and CPU of the ingress, what is left."""
+    """Yields the figures of one run."""
     name = f"{run['setup']} limits, {run['count']:,} {NAMES[run['kind']]}"
     alone, hostile = run["alone"], run["hostile"]
     more_s = hostile["longest_gap_s"] - alone["longest_gap_s"]
@@ -63,4 +63,4 @@ def rows_of(run: Mapping[str, Any]) -> Iterator[Row]:
         if share is not None:
             yield Row(f"{name}: cores of the ingress {what}", None, share)
     left = sum(run["left"].values())
-    yield Row(f"{name}: requests, leases and files left", None, left, aim="none", met=left == 0)
+    yield Row(f"{name}: requests, leases and connections left", None, left, aim="none", met=left == 0)

@@ -50,7 +50,7 @@ def measure(
     pid = ingress_pid(server)
     with administrator(server.command.port, ASK_S) as admin:
         refused = refusals(admin)
-        files = psutil.Process(pid).num_fds()
+        before = connections(pid, server.command.port)
         usage: list[tuple[float, int, float]] = []
         streams = _process(server, "streams", "--streams", str(plan.streams), stdin=subprocess.PIPE)
         try:
@@ -74,7 +74,7 @@ def measure(
             streams.wait()
         seen = Seen(**told)
         waiting_s = time.monotonic()
-        left = _left(admin, pid, files)
+        left = _left(admin, lambda: connections(pid, server.command.port) - before)
         result = {
             "setup": setup,
             "kind": kind,
@@ -103,6 +103,12 @@ def ingress_pid(server: Server) -> int:
     if len(found) != 1:
         raise ServerError(f"there are {len(found)} ingresses instead of one:\n{server.tail()}")
     return found[0]
+
+
+def connections(pid: int, port: int) -> int:
+    """Returns the number of connections that a process has on its listening port."""
+    all_tcp = psutil.Process(pid).net_connections("tcp")
+    return sum(one.laddr.port == port and one.status != psutil.CONN_LISTEN for one in all_tcp)
 
 
 def refusals(admin: httpx.Client) -> Counter[str]:
@@ -172,20 +178,20 @@ def _cpu_share(usage: list[tuple[float, int, float]], start_s: float, end_s: flo
     return (after_s - before_s) / (last_s - first_s)
 
 
-def _left(admin: httpx.Client, pid: int, files: int) -> dict[str, int]:
+def _left(admin: httpx.Client, more: Callable[[], int]) -> dict[str, int]:
     """Waits until nothing is left of the clients, for `LEFT_S` at most, and returns what is: requests and leases by the
-    router's count and the ingress's, and files that the ingress has open beyond `files`.
+    router's count and the ingress's, and `more` connections than before.
     """
     until_s = time.monotonic() + LEFT_S
-    while left := dict(_still(admin.get("/sluice/status").raise_for_status().json(), pid, files)):
+    while left := dict(_still(admin.get("/sluice/status").raise_for_status().json(), more())):
         if time.monotonic() >= until_s:
             break
         time.sleep(SAMPLE_S)
     return left
 
 
-def _still(status: Mapping[str, Any], pid: int, files: int) -> Iterator[tuple[str, int]]:
+def _still(status: Mapping[str, Any], more: int) -> Iterator[tuple[str, int]]:
     found = {name: status["requests"][name] for name in COUNTS}
     found |= {"leases": status["leases"], "in_flight of the ingress": status["replica"]["in_flight"]}
-    found["files"] = max(0, psutil.Process(pid).num_fds() - files)
+    found["connections"] = max(0, more)
     yield from ((name, n) for name, n in found.items() if n)
