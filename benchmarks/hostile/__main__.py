@@ -1,6 +1,6 @@
 """`python -m benchmarks.hostile`: what hostile clients do to the streams of others, live on sim engines without Ray.
 
-    python -m benchmarks.hostile --out benchmarks/results/hostile            all kinds, both setups: a quarter of an hour
+    python -m benchmarks.hostile --out benchmarks/results/hostile   # all: a quarter of an hour
     python -m benchmarks.hostile --slow-readers 20 --half-open 20 --idle 20 --large 20 --seconds 5 --alone 3
 
 Six clients read streams of 50 ms a step, one after another, first alone and then beside hostile clients of one kind
