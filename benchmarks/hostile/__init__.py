@@ -1,1 +1,1 @@
-"""What hostile clients do to the streams of others, and to the memory and CPU of the ingress."""
+"""The effect of hostile clients on the streams of others, and to the memory and CPU of the ingress."""

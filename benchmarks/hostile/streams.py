@@ -34,7 +34,7 @@ Timed = tuple[float, float]
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients saw, as the module's docstring says."""
+    """The times that the clients saw, as the module's docstring says."""
 
     gaps: list[Timed] = field(default_factory=list)
     firsts: list[Timed] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the well-behaved clients saw from one moment to another, times in seconds.
+    """The figures of the well-behaved clients from one moment to another, times in seconds.
 
     A gap that only ends in the window belongs to it. `late_s` is the longest delay of the clients' own process.
     """

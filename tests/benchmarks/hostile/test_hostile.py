@@ -48,7 +48,7 @@ def test_half_open_requests_lack_a_part() -> None:
 
 def test_the_budget_is_that_of_the_connections_that_may_be_open() -> None:
     config = IngressConfig(served_names=("sim",), max_connections_per_address=100)
-    shared = (256 + 256 + 4 * 16) * 2**20
+    shared = (256 + 256 + 16) * 2**20
     assert budget_bytes(config, 10) == shared + 10 * CONNECTION_BYTES
     assert budget_bytes(config, 10_000) == shared + 100 * CONNECTION_BYTES
     assert limits("raised").max_connections == RAISED["max_connections"]
