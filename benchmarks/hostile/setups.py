@@ -50,7 +50,7 @@ def budget_bytes(config: IngressConfig, clients: int) -> int:
     """Returns the bytes by which the ingress may grow while `clients` hostile clients are there.
 
     These are the budgets of its configuration: requests that arrive, answers that nobody reads, prompts that wait to
-    be tokenised (all that is sent here is ASCII, a byte a character), and a fixed part for each connection that may be open.
+    be tokenised (all is ASCII here, a byte a character), and a fixed part for each connection that may be open.
     """
     connections = min(clients, config.max_connections, config.max_connections_per_address)
     shared = config.max_waiting_bytes + config.max_unread_bytes + config.max_tokenising_chars
