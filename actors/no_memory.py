@@ -32,6 +32,12 @@ def is_behind(error: BaseException | None) -> bool:
     return False
 
 
+def end_if_behind(error: BaseException | None) -> None:
+    """Ends this process if an error comes of a lack of memory."""
+    if is_behind(error):
+        end()
+
+
 def end() -> NoReturn:
     """Ends this process at once, without any work that would need memory."""
     try:
@@ -44,8 +50,9 @@ async def or_end(work: Coroutine[Any, Any, None]) -> None:
     """Awaits `work`, and ends the process if it gets no memory."""
     try:
         await work
-    except MemoryError:
-        end()
+    except (MemoryError, SystemError) as error:
+        end_if_behind(error)
+        raise
 
 
 def watch() -> None:
@@ -56,8 +63,7 @@ def watch() -> None:
     before = loop.get_exception_handler()
 
     def handle(at: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if isinstance(context.get("exception"), MemoryError):
-            end()
+        end_if_behind(context.get("exception"))
         if before is None:
             at.default_exception_handler(context)
         else:

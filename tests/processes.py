@@ -33,6 +33,14 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
+def name_of(process: psutil.Process) -> str:
+    """The name of a process; "" for one that has just ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def kill_all(processes: Iterable[psutil.Process]) -> None:
     """Kills these processes; the death of one may end others before their turn."""
     for process in processes:

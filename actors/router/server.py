@@ -403,8 +403,7 @@ class RouterServer:
         """Returns what was decided in spite of a bug in a policy: all requests but the one that it cannot decide are
         served.
         """
-        if no_memory.is_behind(error.__cause__):
-            no_memory.end()
+        no_memory.end_if_behind(error.__cause__)
         self._policy_errors += 1
         log.error("%s", error, exc_info=error.__cause__)
         return error.decided

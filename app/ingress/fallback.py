@@ -200,6 +200,7 @@ class LocalRouter:
             log.debug("stale: %s", stale)
             return False
         except PolicyError as error:
+            no_memory.end_if_behind(error.__cause__)
             actions = error.decided
             log.exception("the ingress's own router cannot decide")
         except MemoryError:

@@ -69,24 +69,38 @@ def test_a_callback_that_gets_no_memory_ends_the_process(callback: str, status: 
 
 
 STARVED = """
-import resource
+import asyncio, resource
 from actors import no_memory
 
-pages = int(open("/proc/self/statm").read().split()[0])
-print(no_memory.is_behind(SystemError()), no_memory.is_behind(MemoryError()), no_memory.is_behind(KeyError()))
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
-taken, size = [], 1 << 20
-while size > 1 << 10:
-    try:
-        taken.append(bytearray(size))
-    except MemoryError:
-        size //= 2
-told = no_memory.is_behind(SystemError())
-taken.clear()
-print(told)
+async def work():
+    raise SystemError("error return without exception set")
+
+def starve():
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+    taken, size = [], 1 << 20
+    while size > 1 << 12:
+        try:
+            taken.append(bytearray(size))
+        except MemoryError:
+            size //= 2
+    return taken
+
+async def main():
+    {before}
+    {work}
+
+asyncio.run(main())
 """
+OR_END = "await no_memory.or_end(work())"
+WATCHED = "no_memory.watch(); asyncio.create_task(work()); await asyncio.sleep(0.1)"
 
 
-def test_an_internal_error_comes_of_a_lack_of_memory_if_there_is_none() -> None:
-    ended = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout.split()) == (0, ["False", "True", "False", "True"]), ended.stderr
+@pytest.mark.parametrize("work", [OR_END, WATCHED])
+@pytest.mark.parametrize(("before", "ends"), [("taken = starve()", True), ("pass", False)])
+def test_an_internal_error_ends_the_process_if_there_is_no_memory(work: str, before: str, ends: bool) -> None:
+    program = STARVED.format(before=before, work=work)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode == no_memory.EXIT_STATUS) == ends, ended.stderr
+    assert ("gets no memory" in ended.stderr) == ends
+    assert ("SystemError" in ended.stderr) != ends

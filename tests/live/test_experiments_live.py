@@ -25,6 +25,7 @@ from benchmarks.live.servers import ROOT
 from benchmarks.whatif.live.ask import collect
 from benchmarks.whatif.live.describe import described
 from tests.benchmarks.live.experiment.bare_app import KEY, Bare, bare_app
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -163,7 +164,7 @@ def test_what_a_killed_guardian_leaves_is_put_back_by_the_next_command(app: Bare
     before = decode_policy(app)
     process = start(app, tmp_path, plan(60, **CHANGES))
     until(process, "action", "round_robin")
-    guardians = [p for p in psutil.Process(process.pid).children() if "guardian" in " ".join(p.cmdline())]
+    guardians = [p for p in psutil.Process(process.pid).children() if "guardian" in command_line(p)]
     assert len(guardians) == 1
     # it is not asked to end, but killed before the runner is
     guardians[0].kill()

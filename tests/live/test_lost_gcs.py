@@ -8,12 +8,11 @@ import signal
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from tests.chaos.test_kill_sim import Load, grow
 from tests.live.serving import PATIENCE_S, App, config_file, serving
-from tests.processes import ended
+from tests.processes import ended, name_of
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -25,14 +24,6 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with serving(config_file(tmp_path_factory.mktemp("gcs"), "sim.yaml")) as running:
         until_said(running, "ready: sim on")
         yield running
-
-
-def name_of(process: psutil.Process) -> str:
-    """The name of a process; "" for one that has just ended."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
 
 
 def of_ray(app: App, name: str) -> int:

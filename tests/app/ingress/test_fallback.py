@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.fallback import LocalRouter
 from policies.dispatch.dispatcher import Dispatcher
 from policies.request.stage import Stage
+from policies.routing.base import PolicyError
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
 ROOT = Path(__file__).parents[3]
@@ -461,14 +462,26 @@ async def test_a_stopped_router_holds_no_request_up(tmp_path: Path) -> None:
             await process.wait()
 
 
-async def test_an_ingress_whose_own_decision_gets_no_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def policy_error() -> PolicyError:
+    """What the dispatcher makes of an allocation that failed in a policy's compiled code."""
+    error = PolicyError("a policy cannot decide")
+    error.__cause__ = SystemError("error return without exception set")
+    return error
+
+
+@pytest.mark.parametrize("error", [MemoryError, policy_error])
+async def test_an_ingress_whose_own_decision_gets_no_memory_ends(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]
+) -> None:
     def starved(*_: object) -> None:
-        raise MemoryError
+        raise error()
 
     def end() -> None:
         raise SystemExit(no_memory.EXIT_STATUS)
 
     monkeypatch.setattr(no_memory, "end", end)
+    # more than there is address space for
+    monkeypatch.setattr(no_memory, "PROBE_BYTES", 1 << 62)
     local = LocalRouter(IngressConfig((MODEL,)), lambda: 0.0, lambda *_: None, lambda _: None)
     local.open([], 1)
     monkeypatch.setattr(Dispatcher, "handle", starved)

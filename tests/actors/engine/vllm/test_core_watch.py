@@ -4,7 +4,6 @@ The cores here answer pings when the test says so; tests/live/test_vllm_failures
 """
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 from actors.engine.vllm import core_watch
 from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.watchdog import FIRST_STEPS, StallLimits
-from tests.processes import ended
+from tests.processes import ended, kill_all
 
 STALL_S = 1.0
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
@@ -66,9 +65,7 @@ def family() -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Process]]]:
     for process in tree:
         process.suspend()
     yield parent, tree
-    for process in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_all(tree)
     parent.wait(60)
     parent.stdout.close()
 
