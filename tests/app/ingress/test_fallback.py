@@ -463,7 +463,7 @@ async def test_a_stopped_router_holds_no_request_up(tmp_path: Path) -> None:
 
 
 def policy_error() -> PolicyError:
-    """What the dispatcher makes of an allocation that failed in a policy's compiled code."""
+    """The error that the dispatcher makes of an allocation that failed in a policy's compiled code."""
     error = PolicyError("a policy cannot decide")
     error.__cause__ = SystemError("error return without exception set")
     return error
