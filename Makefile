@@ -16,7 +16,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-recompute chaos fuzz clean
+.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ fuzz: setup ## hostile input by a seed (tests/fuzz): ARGS="--seed 2 --requests 1
 bench-overload: setup ## goodput at 0.8 to 20 times capacity with and without admission by predicted wait: in the simulator, then live on sim engines (an hour)
 	$(PY) -m benchmarks run overload $(ARGS)
 	$(PY) -m benchmarks.overload
+
+bench-hostile: setup ## live on sim engines: the streams of others beside slow readers, half-open senders, idle connections and large requests (a quarter of an hour)
+	$(PY) -m benchmarks.hostile $(ARGS)
 
 bench-recompute: setup ## live on vLLM: how long a stream pauses after its decode engine was killed, by its tokens (half an hour)
 	$(PY) -m benchmarks.chaos.recompute $(ARGS)

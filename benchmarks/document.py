@@ -19,6 +19,7 @@ from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
 from benchmarks.experiments import agreement, registry
 from benchmarks.experiments.base import Row
+from benchmarks.hostile import report as hostile_report
 from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
@@ -312,6 +313,11 @@ OTHERS: dict[str, Other] = {
     ),
     "decisions/decisions.json": Other("Time of a decision", "python -m benchmarks.decisions", _decisions),
     "permits/permits.json": Other("Time of a permit for a KV read", "python -m benchmarks.permits", _permits),
+    "hostile/hostile.json": Other(
+        "The streams of others beside hostile clients, sim engines without Ray",
+        "python -m benchmarks.hostile",
+        hostile_report.rows,
+    ),
     "mfs/link.json": Other(
         "KV reads by deadline on a real link, vLLM's CPU engines (MFS)",
         "python -m benchmarks.mfs",

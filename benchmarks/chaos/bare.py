@@ -50,8 +50,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics, counting
-from app.ingress.replica import READY_WAIT_S
-from app.ingress.tokenizer import WordCodec
+from app.ingress.replica import READY_WAIT_S, codec_of
 from app.serve import load
 from benchmarks.chaos.cuts import Cuts
 from benchmarks.live.load import run_fast
@@ -207,7 +206,8 @@ class Application:
         config = from_options(IngressConfig, options, "ingress.options")
         connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics)
         traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", replica_id)
-        app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"}, traces=traces)
+        codec = codec_of(self._config.model)
+        app = IngressApp(config, connections, codec, metrics, {"version": "0"}, traces=traces)
         await connections.start()
         await connections.wait_ready(READY_WAIT_S)
         await Listener(app, ListenerConfig(host=group.host, port=group.port, reuse_port=True)).start()
