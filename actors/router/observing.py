@@ -24,7 +24,8 @@ from policies.journal.codec import dumps, encoder
 from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome as AttemptOutcome
 from policies.routing.base import Needs
-from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.routing.flowkv.load_score import LoadWeights
+from policies.routing.flowkv.regimes import role_scores
 from policies.scaling.observation import (
     Capability,
     Duty,
@@ -38,7 +39,7 @@ from policies.scaling.observation import (
 from policies.scaling.timing_fit import Fit, Totals
 from policies.state.reducer import role_of
 from policies.state.standby import Abilities
-from policies.state.views import Request, RequestId
+from policies.state.views import Request, RequestId, WorkerId
 
 _ENCODE = encoder(Observation)
 
@@ -168,7 +169,7 @@ class FleetObserver:
         self, infos: list[EngineInfo], statuses: dict[str, Status], now_s: float
     ) -> tuple[EngineView, ...]:
         """Returns the engines that serve or could; one that is dead or stands still does neither."""
-        distances, views = self._distances(infos), []
+        distances, scores, views = self._distances(infos), self._scores(now_s), []
         for info in infos:
             duty, status = _duty(info), statuses.get(info.id)
             if duty is None:
@@ -183,17 +184,17 @@ class FleetObserver:
                     status.running if status else 0,
                     status.waiting if status else 0,
                     status.kv_usage if status else 0.0,
-                    self._score(info),
+                    _mean([scores[worker] for worker in workers_of(info) if worker in scores]),
                     distances.get(info.id, 0.0),
                 )
             )
         return tuple(views)
 
-    def _score(self, info: EngineInfo) -> float:
-        """Returns FlowKV's load score of an engine, the mean over its ranks; 0 where none is known."""
-        workers = [self._dispatcher.state.worker(worker) for worker in workers_of(info)]
-        scores = [load_score(worker, self._weights)[0] for worker in workers if worker is not None]
-        return sum(scores) / len(scores) if scores else 0.0
+    def _scores(self, now_s: float) -> dict[WorkerId, float]:
+        """Returns FlowKV's load scores of the ready workers, with the queues of their role's phase only."""
+        snapshot = self._dispatcher.state.snapshot(now_s, ())
+        prefill, decode = role_scores(snapshot, self._weights, self._weights)
+        return {**prefill, **decode}
 
     def _distances(self, infos: list[EngineInfo]) -> dict[str, float]:
         """Returns the mean tier of the network from each engine's node to the active engines of its group, which have
@@ -265,6 +266,10 @@ def _duty(info: EngineInfo) -> Duty | None:
     if info.state in ("ready", "quarantined"):
         return Duty(info.duty)
     return {"starting": Duty.STARTING, "draining": Duty.DRAINING}.get(info.state)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _totals(status: Status | None) -> Totals | None:

@@ -16,7 +16,7 @@ from policies.routing.registry import decode_policy, prefill_policy
 from policies.scaling.observation import Duty, Observation
 from policies.scaling.timing_fit import Fit
 from policies.state import events as ev
-from policies.state.views import Request
+from policies.state.views import Request, Role
 
 
 class Fleet:
@@ -180,6 +180,28 @@ def test_engines_have_the_duty_that_their_state_leaves_them(watched: Watched) ->
         "a": Duty.ACTIVE, "b": Duty.WARM, "c": Duty.DRAINING, "d": Duty.STARTING, "g": Duty.ACTIVE,
     }  # fmt: skip
     assert (seen.engines[0].running, seen.engines[0].waiting, seen.engines[0].kv_usage) == (3, 2, 0.25)
+
+
+def test_the_load_of_an_engine_is_that_of_the_phase_that_it_serves(watched: Watched) -> None:
+    """What a lent engine still decodes is no load of a prefill engine (FlowKV's algorithm 1, line 10)."""
+    handle, now_s = watched.dispatcher.handle, watched.now_s
+    for name, role in (("p", Role.PREFILL), ("lent", Role.DECODE)):
+        watched.fleet.engine(name, role.value)
+        handle(ev.EngineUp(now_s, name, role, "g", "n0", 8, 1600))
+    for number in range(6):
+        handle(ev.Arrived(now_s, Request(f"r{number}", now_s, 10, 8)))
+        handle(ev.PrefillRouted(now_s, f"r{number}", "p", colocated=False))
+        handle(ev.PrefillDone(now_s, f"r{number}", now_s + 30.0, 1000, 0))
+        handle(ev.DecodeRouted(now_s, f"r{number}", "lent"))
+        handle(ev.Admitted(now_s, f"r{number}"))
+    handle(ev.EngineStatus(now_s, "lent", running=6, waiting=0, kv_tokens=60))
+    seen, _ = watched.seen()
+    assert next(e.score for e in seen.engines if e.engine == "lent") > 0.15
+    handle(ev.EngineUp(now_s, "lent", Role.PREFILL, "g", "n0", 8, 1600))
+    watched.fleet.engine("lent", "prefill")
+    seen, _ = watched.seen()
+    # the KV of six requests is left
+    assert 0.0 < next(e.score for e in seen.engines if e.engine == "lent") < 0.02
 
 
 def test_the_warm_engine_that_is_nearest_to_its_peers_has_the_least_distance(watched: Watched) -> None:
