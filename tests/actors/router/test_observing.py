@@ -183,7 +183,7 @@ def test_engines_have_the_duty_that_their_state_leaves_them(watched: Watched) ->
 
 
 def test_the_load_of_an_engine_is_that_of_the_phase_that_it_serves(watched: Watched) -> None:
-    """What a lent engine still decodes is no load of a prefill engine (FlowKV's algorithm 1, line 10)."""
+    """Requests that a lent engine still decodes are no load of a prefill engine (FlowKV's algorithm 1, line 10)."""
     handle, now_s = watched.dispatcher.handle, watched.now_s
     for name, role in (("p", Role.PREFILL), ("lent", Role.DECODE)):
         watched.fleet.engine(name, role.value)
