@@ -1,6 +1,7 @@
 """Bounds of groups that an administrator changes: what is refused, what follows, and how long they rule."""
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -179,6 +180,42 @@ def test_a_group_gives_up_what_it_may_not_have_though_its_role_has_room() -> Non
     ask(world, bounds={"a": {"max": 4, "min": 3}})
     world.settle()
     assert (world.counts()["a"], world.counts()["b"]) == ((3, 0), (1, 0))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_bounds_follow_one_another_all_groups_come_to_rest_within_them(seed: int) -> None:
+    """Engines are lent to the other role in between, orders are lost, and bounds change before others have been
+    reached: an engine that serves another role still counts as a replica of its own group.
+    """
+    rng = random.Random(seed)
+    groups = {
+        "p": Group("p", Role.PREFILL, 1, 4, 1),
+        "a": Group("a", Role.DECODE, 1, 4, 2),
+        "b": Group("b", Role.DECODE, 1, 3, 1),
+    }
+    wanted = {"prefill": rng.randint(1, 4), "decode": rng.randint(1, 6)}
+    world = World(groups, params=wanted, nodes=("n0", "n1"))
+    world.settle(120)
+    for _ in range(6):
+        asked = {name: drawn(rng) for name in groups}
+        status, body, _ = ask(world, bounds=asked)
+        assert status == 200, body
+        for _ in range(rng.choice((0, 0, 5, 20))):
+            world.round(lost=rng.random() < 0.2)
+        if rng.random() < 0.5:
+            lent = rng.choice([r for own in world.replicas.values() for r in own if world.runs(r)])
+            lent.role = rng.choice((Role.PREFILL, Role.DECODE))
+        world.settle(200)
+        for name, bounds in asked.items():
+            assert bounds["min"] <= len(world.replicas[name]) <= bounds["max"]
+    assert world.stopped_active == 0
+
+
+def drawn(rng: random.Random) -> dict[str, int]:
+    least = rng.randint(1, 3)
+    most = rng.randint(least, 4)
+    warm = rng.randint(0, min(1, most - least))
+    return {"min": least, "max": most, "warm": warm, "warm_max": warm}
 
 
 def test_whether_engines_may_sleep_changes_while_they_are_awake() -> None:
