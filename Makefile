@@ -12,18 +12,24 @@ SLOW = live or vllm or chaos or browser
 # The files whose tests have these markers: to collect all takes a minute. tests/conftest.py sees that none is missed.
 VLLM = $(filter-out $(PAIR),$(shell grep -rl --include='test_*.py' 'mark\.vllm' tests))
 SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|chaos|browser)' tests))
+# The rooms of the compiled modules, and the files with tests that only pure Python allows.
+HOT = tests/policies/state tests/policies/dispatch tests/actors/wire tests/app/api/test_chunks.py
+PURE = $(filter-out $(addsuffix %,$(HOT)),$(shell grep -rl --include='test_*.py' 'mark\.pure' tests))
 LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda setup-browser serve test test-fast test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
+.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  variables: PORT=$(PORT) CONFIG=$(CONFIG) VENV=$(VENV) PYTHON=(found) ARGS=(to the program)"
 
-setup: ## make the environment (about a minute; nothing to do afterwards)
+setup: ## make the environment (two minutes; nothing to do afterwards; SLUICE_PURE=1: without compiled modules)
 	@scripts/setup.sh cpu
+
+environment: # the same, but compiled modules stay as they are: linters do not run them
+	@COMPILE=no scripts/setup.sh cpu
 
 setup-cuda: ## the same with the CUDA engine, for machines with NVIDIA GPUs (not together with `setup` in one VENV)
 	@scripts/setup.sh cuda
@@ -39,6 +45,10 @@ test: setup ## all tests: first the fast ones, then those that start Ray and eng
 
 test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
+	@$(MAKE) --no-print-directory test-pure
+
+test-pure: setup ## the tests of the modules that are compiled, in pure Python
+	SLUICE_PURE=1 OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" $(sort $(HOT) $(PURE))
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
@@ -60,25 +70,25 @@ test-hosts: setup ## faults between hosts, which are network namespaces (needs r
 
 lint: lint-format lint-rules lint-types lint-arrows lint-prose lint-figures ## format, rules, types, import arrows, sentences, figures (make -k lint: all findings)
 
-lint-format: setup
+lint-format: environment
 	$(VENV)/bin/ruff format --check .
 
-lint-rules: setup
+lint-rules: environment
 	$(VENV)/bin/ruff check .
 
-lint-types: setup
+lint-types: environment
 	$(VENV)/bin/mypy $(PACKAGES)
 
-lint-arrows: setup
+lint-arrows: environment
 	$(VENV)/bin/lint-imports
 
-lint-prose: setup
+lint-prose: environment
 	$(PY) scripts/check_prose.py
 
-lint-figures: setup ## whether the documents show the figures of the committed results, and which code made these
+lint-figures: environment ## whether the documents show the figures of the committed results, and which code made these
 	$(PY) -m benchmarks check
 
-format: setup ## apply the formatter and the safe fixes
+format: environment ## apply the formatter and the safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
@@ -124,7 +134,7 @@ bench-peers-real: setup ## Sluice, vllm-router and Ray Serve LLM on real engines
 bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads by block order, as pools grow old (FlowKV)
 	$(PY) -m benchmarks.transfer $(ARGS)
 
-bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
+bench-versus: setup ## this checkout against another one, in turn, both in pure Python: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
 bench-watching: setup ## live: what a dashboard, open pages and traces cost; traces under kills; a page open for 30 minutes (Chromium) (an hour)

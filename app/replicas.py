@@ -22,10 +22,12 @@ from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
 from actors import garbage, no_memory
+from actors.code_form import code_form
 from actors.engine.cores import claim, divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.scaling import fleet
 from actors.telemetry import logs
+from actors.wire import channel
 from actors.wire.environment import hand_down
 from app.addresses import listen_addresses, node_host
 from app.config import ModelConfig, RouterConfig, WireConfig
@@ -142,7 +144,8 @@ class RouterReplica:
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()
         no_memory.watch()
-        log.info("router of generation %d listens on %s", generation, ", ".join(self._server.addresses))
+        listens = ", ".join(self._server.addresses)
+        log.info("router of generation %d (%s) listens on %s", generation, code_form(channel), listens)
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns the addresses at which this router takes connections."""

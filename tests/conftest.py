@@ -34,6 +34,17 @@ LONGEST = (
 MARKED = re.compile(r"mark\.(live|vllm|chaos|browser)\b")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test of the marker `pure` where its module runs compiled."""
+    if item.get_closest_marker("pure") is None:
+        return
+    from actors.code_form import code_form
+    from actors.wire import channel
+
+    if code_form(channel) == "compiled":
+        pytest.skip("needs pure Python: `make test-pure` runs it")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the longest files to the front, and looks whether Makefile finds every test that starts something."""

@@ -9,10 +9,12 @@ from typing import Any
 
 from ray import serve
 
+from actors.code_form import code_form
 from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
+from actors.wire import channel
 from app.admin_key import KeyFile, keys_of_environment
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
@@ -137,7 +139,13 @@ class IngressReplica:
                 await until_ready(self._connections, LISTEN_GRACE_S)
             self._listener = Listener(self._app, listener)
             await self._listener.start()
-            log.info("ingress %s listens on %s:%d", me.id, group.host, self._listener.port)
+            log.info(
+                "ingress %s (%s) listens on %s:%d",
+                me.id,
+                code_form(channel),
+                group.host,
+                self._listener.port,
+            )
         self._drain_point = DrainPoint(socket_directory(wire.socket_dir), me.id, self._drain)
         await self._drain_point.start()
 
@@ -204,9 +212,9 @@ def codec_of(model: ModelConfig) -> TextCodec:
 def versions() -> dict[str, str]:
     """Returns the versions of the installed packages that decide how the server behaves, by package name.
 
-    The server's own version is under `version`.
+    The server's own version is under `version`, and under `code` whether the hot path is compiled.
     """
-    found = {"version": importlib.metadata.version("sluice-server")}
+    found = {"version": importlib.metadata.version("sluice-server"), "code": code_form(channel)}
     for name in ("ray", *(package for kind in ENGINES.values() for package in kind.packages)):
         try:
             found[name] = importlib.metadata.version(name)

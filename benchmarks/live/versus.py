@@ -3,6 +3,7 @@
     python -m benchmarks.live.versus --base ../other-checkout                     rounds of all rows (some 25 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --together          both serve all the time (15 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --only decisions    without the servers
+    python -m benchmarks.live.versus --pure --together                            compiled modules against pure Python
 
 In every round each checkout serves sim engines for all rows, one checkout after the other, loaded by the same client of
 this checkout. With --together both serve all the time, one idle while the other is loaded, and alternate by row; their
@@ -106,11 +107,19 @@ def measures_of(case: measure.Measurement) -> dict[str, float]:
     return found
 
 
-def served_by(checkout: Path, folder: Path) -> Command:
+def pure_of(base: Path, side: str) -> dict[str, str]:
+    """Returns the variables that have a side run in pure Python or compiled.
+
+    Only the sources of one checkout are compiled in an environment, so two checkouts are compared in pure Python.
+    """
+    return {"SLUICE_PURE": "" if (side, base) == ("ours", ROOT) else "1"}
+
+
+def served_by(checkout: Path, folder: Path, variables: Mapping[str, str] | None = None) -> Command:
     """Returns the command that serves sim engines from a checkout, whose modules are imported in all processes."""
     folder.mkdir()
     command = targets.sim(folder, targets.SimTiming(), prefill=1, decode=1)
-    env = {**command.env, "PYTHONPATH": str(checkout), "RAY_worker_niceness": "0"}
+    env = {**command.env, "PYTHONPATH": str(checkout), "RAY_worker_niceness": "0"} | dict(variables or {})
     return replace(command, name=f"Sluice at {checkout.name}", cwd=checkout, env=env)
 
 
@@ -127,18 +136,28 @@ def sample_of(case: measure.Measurement, number: int, row: str, side: str) -> di
 
 
 class Sides:
-    """The two checkouts and the rows that are measured on them."""
+    """The two checkouts and the rows that are measured on them. With this checkout as its own base, ours is compiled
+    and the base is not.
+    """
 
-    def __init__(self, base: Path, folder: Path, seed: int, executable: str | None) -> None:
+    def __init__(
+        self, base: Path, folder: Path, seed: int, executable: str | None, rows: Sequence[str] = ()
+    ) -> None:
         self.checkouts = {"base": base, "ours": ROOT}
         self.folder = folder
         self.seed = seed
         self.executable = executable
-        self.rows = {name: row for name, row in ROWS.items() if row[0] == "python" or executable}
+        self.rows = {
+            name: row
+            for name, row in ROWS.items()
+            if (row[0] == "python" or executable) and (not rows or name in rows)
+        }
 
     def served(self, side: str, part: str) -> AbstractContextManager[Server]:
         """Returns the context in which a checkout serves; `part` names its folder."""
-        command = served_by(self.checkouts[side], self.folder / f"{side}{part}")
+        command = served_by(
+            self.checkouts[side], self.folder / f"{side}{part}", pure_of(self.checkouts["base"], side)
+        )
         return running(command, lambda text: print(text, flush=True))
 
     def sample(self, server: Server, row: str, number: int, side: str) -> dict[str, Any]:
@@ -175,11 +194,11 @@ class Sides:
 
 
 def serve_rounds(
-    base: Path, rounds: int, seed: int, executable: str | None, together: bool
+    base: Path, rounds: int, seed: int, executable: str | None, together: bool, rows: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Returns the samples of every row, round and checkout. Raises ServerError and MeasureError."""
     with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder:
-        sides = Sides(base, Path(folder), seed, executable)
+        sides = Sides(base, Path(folder), seed, executable, rows)
         return list(sides.together(rounds) if together else sides.in_turn(rounds))
 
 
@@ -202,7 +221,7 @@ def decision_rounds(base: Path, rounds: int, calls: int, seed: int) -> Iterator[
                 subprocess.run(
                     python("-m", "benchmarks.decisions", *arguments),
                     cwd=checkout,
-                    env=os.environ | {"PYTHONPATH": str(checkout)},
+                    env=os.environ | {"PYTHONPATH": str(checkout)} | pure_of(base, name),
                     check=True,
                     stdout=subprocess.DEVNULL,
                 )
@@ -287,7 +306,14 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--base", type=Path, required=True, help="the other checkout")
+    base = parser.add_mutually_exclusive_group(required=True)
+    base.add_argument("--base", type=Path, help="the other checkout")
+    base.add_argument(
+        "--pure", dest="base", action="store_const", const=ROOT, help="this checkout in pure Python"
+    )
+    parser.add_argument(
+        "--row", action="append", default=[], choices=ROWS, help="only this row of the servers"
+    )
     parser.add_argument("--rounds", type=int, default=12, help="alternations (default: %(default)s)")
     parser.add_argument(
         "--calls", type=int, default=60, help="calls of a decision a round (default: %(default)s)"
@@ -298,17 +324,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "versus")
     args = parser.parse_args(argv)
-    base, started_s, machine = args.base.resolve(), time.time(), facts("benchmarks.live.versus")
+    other, started_s, machine = args.base.resolve(), time.time(), facts("benchmarks.live.versus")
     samples: list[dict[str, Any]] = []
     if args.only != "decisions":
-        samples += serve_rounds(base, args.rounds, args.seed, wrk.find(args.wrk), args.together)
+        samples += serve_rounds(other, args.rounds, args.seed, wrk.find(args.wrk), args.together, args.row)
     if args.only != "serve":
-        samples += decision_rounds(base, args.rounds, args.calls, args.seed)
+        samples += decision_rounds(other, args.rounds, args.calls, args.seed)
     found, processes = ratios(samples), shares(samples)
     text = f"{table(found)}\n\n{table_of_shares(processes)}"
     print(text)
     result = {
-        "base": commit(base),
+        "base": f"{commit(other)} in pure Python" if other == ROOT else commit(other),
         "ours": commit(ROOT),
         "command": command("benchmarks.live.versus", argv),
         "machine": machine,

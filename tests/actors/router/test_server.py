@@ -304,6 +304,7 @@ async def test_ingresses_hear_once_of_an_engine_that_takes_no_work_and_it_gets_n
     assert [e.state for e in back.engines] == ["ready", "ready"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.pure
 async def test_a_tick_that_fails_is_counted_and_followed_by_others(
     router: RouterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def counted(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return writes
 
 
+@pytest.mark.pure
 async def test_many_messages_share_one_write(unsecured: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "HOLD_S", math.inf)
     channel = await unsecured.connect()
@@ -141,6 +142,7 @@ async def test_many_messages_share_one_write(unsecured: Pair, monkeypatch: pytes
     channel.close()
 
 
+@pytest.mark.pure
 async def test_what_has_waited_leaves_with_the_next_message_and_not_at_the_end_of_a_burst(
     unsecured: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ async def test_what_has_waited_leaves_with_the_next_message_and_not_at_the_end_o
     channel.close()
 
 
+@pytest.mark.pure
 async def test_a_peer_that_has_not_read_what_was_written_gets_the_rest_of_a_burst_in_one_write(
     unsecured: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

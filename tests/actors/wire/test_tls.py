@@ -276,6 +276,7 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, node: Pat
 # ------------------------------------------------------------------------------------------- what a channel counts on
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_big_frames_pass_and_a_peer_that_reads_nothing_is_noticed(
     authority: Authority, node: Path, loop: object, monkeypatch: pytest.MonkeyPatch

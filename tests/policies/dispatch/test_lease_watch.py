@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.lease_watch import LeaseWatch, StarvingEntries, rescue
 from policies.routing.base import Reason
@@ -141,6 +143,7 @@ class Watched(ClusterState):
         return super().find_waiting(attempt_id)
 
 
+@pytest.mark.pure
 def test_the_first_of_many_starving_entries_is_found_without_a_look_at_the_others() -> None:
     state = Watched()
     state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000))

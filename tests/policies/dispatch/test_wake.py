@@ -104,6 +104,7 @@ def feed(d: Dispatcher, event: ev.Event) -> list[Action] | str:
         return str(stale)
 
 
+@pytest.mark.pure
 @settings(max_examples=250, deadline=None)
 @given(
     STEPS,
@@ -120,6 +121,7 @@ def test_it_decides_what_an_eager_one_decides(steps, decode: str, starvation_s: 
         assert feed(lazy, event) == feed(eager, event)
 
 
+@pytest.mark.pure
 @settings(max_examples=150, deadline=None)
 @given(
     STEPS,
@@ -174,6 +176,7 @@ def saturated(looks: list[int], monkeypatch: pytest.MonkeyPatch, pool: int = 20,
     return d
 
 
+@pytest.mark.pure
 def test_what_makes_no_room_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     d = saturated(looks, monkeypatch)
@@ -189,6 +192,7 @@ def test_what_makes_no_room_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (action.attempt_id, bool(looks)) == ("r002", True)
 
 
+@pytest.mark.pure
 def test_a_new_entry_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     d = saturated(looks, monkeypatch)
