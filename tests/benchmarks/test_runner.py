@@ -320,7 +320,7 @@ def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
     out = tmp_path / "out"
     assert program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "rho 0.5" in printed and "closed form" not in printed
+    assert "rho 0.5" in printed and "closed form: met" in printed
     stored = results_io.load(out / "toy.json")
     assert stored.command == "python -m benchmarks run toy --quick"
     whole = runner.run("toy", toy, options(out))
