@@ -291,8 +291,8 @@ class FlowSetup:
     beginning, each with the node that has them.
 
     `drop_share` is the most that Algorithm 1 may prune at a time, as a share of the requests that it orders; pruned
-    requests go to the scavenger level, as with live agents (`AgentConfig.drop_share`). KV is due `margin_s` before the
-    time from which the decode engine's first step would make the request late.
+    requests go to the scavenger level, as with live agents (`AgentConfig.drop_share`). KV is due, as live, at the time
+    from which the decode engine's first step would make the request late.
     """
 
     policy: tuple[str, Mapping[str, Any]] = ("mfs", NO_PARAMS)
@@ -301,7 +301,6 @@ class FlowSetup:
     reuse: bool = True
     known: Mapping[int, str] = field(default_factory=dict)
     drop_share: float = 0.0
-    margin_s: float = 0.005
 
     def __post_init__(self) -> None:
         _require(

@@ -240,8 +240,8 @@ def prefill(policy: str, **changes: object) -> SimConfig:
         **engine,  # type: ignore[arg-type]
     )
     decode = EngineSpec("d", Role.DECODE, 1, SECOND_A_TOKEN, nodes=("node4",), **engine)  # type: ignore[arg-type]
-    # Block 7 is known on node 3. KV is due 5 ms earlier by default, which these figures leave out.
-    flows = FlowSetup((policy, {}), known={7: "node3"}, margin_s=0.0)
+    # Block 7 is known on node 3.
+    flows = FlowSetup((policy, {}), known={7: "node3"})
     config = SimConfig((spec, decode), control=IDEAL, network=Fabric(ONE_SWITCH), flows=flows)
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
