@@ -585,7 +585,7 @@ def document(results: Path = RESULTS) -> str:
         if papers:
             parts.append(_table(report.HEADER, papers))
         if ours:
-            table = _table(("figure", f"ours, {one.overload}" if one.overload else "ours"), ours)
+            table = _table(("figure", f"ours, {one.overload}" if one.overload else "ours", "aim"), ours)
             summary = f"<summary>{len(ours)} figures that no paper prints</summary>"
             folded = papers or len(ours) > FEW_ROWS
             parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
@@ -595,13 +595,10 @@ def document(results: Path = RESULTS) -> str:
 
 def _contents(shown: Sequence[Section]) -> str:
     """Returns the table of all results files with the code that made them."""
-    lines = ["| results | commit | code | code since | overload |", "|---|---|---|---|---|"]
-    lines += [
-        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} | {one.overload} |".replace(
-            "  ", " "
-        )
-        for one in shown
-    ]
+    lines = ["| results | aims | commit | code | code since | overload |", "|---|---|---|---|---|---|"]
+    for one in shown:
+        cells = (report.aims(one.rows), one.commit, one.code, one.since, one.overload)
+        lines.append(f"| [{one.title}](#{_anchor(one)}) | {' | '.join(cells)} |".replace("  ", " "))
     return "\n".join(lines)
 
 
@@ -610,11 +607,16 @@ def _anchor(one: Section) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
+    """Returns a table in Markdown. `header` ends with the column of aims, which is left out where no row has one."""
+    judged = any(row.aim for row in rows)
+    header = header if judged else header[:-1]
+    right = len(header) - 1 - judged
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * right + "|---" * judged + "|"]
     for row in rows:
-        name, paper, ours, difference = report.cells(row)
+        name, paper, ours, difference, aim = report.cells(row)
         shown = f"{name} ({row.note})" if row.note else name
-        cells = (shown, paper, ours, difference) if len(header) == 4 else (shown, ours)
+        cells = (shown, paper, ours, difference) if right == 3 else (shown, ours)
+        cells = (*cells, aim) if judged else cells
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -623,7 +625,8 @@ _HEAD = """# Results
 
 `python -m benchmarks document` writes this page from the files in `benchmarks/results`; `python -m benchmarks check`
 compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, with half of its 95 % interval;
-*difference*: ours against the paper's, in per cent of it, or in points where the unit is a percentage. What an
+*difference*: ours against the paper's, in per cent of it, or in points where the unit is a percentage; *aim*: what was
+aimed at, and whether it is *met*, *missed* or *open* (the interval holds it, or it was not judged). What an
 experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from benchmarks.experiments.base import Results, Row
 from benchmarks.results_io import Stored, load_all, write_text
 from benchmarks.workloads.catalog import stand_in
 
-HEADER = ("figure", "paper", "ours", "difference")
+HEADER = ("figure", "paper", "ours", "difference", "aim")
+JUDGED = {True: "met", False: "missed", None: "open"}
+"""Words for `Row.met`. An aim is open where the interval holds it, or where it was not judged."""
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -29,16 +32,27 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Returns the row's cells as text, in the order of HEADER."""
+    """Returns the row's cells as text, in the order of HEADER. A row without an aim has "" there."""
     ours = number(row.ours)
     if row.half_width is not None:
         ours += f" ± {number(row.half_width)}"
     difference = "–" if row.difference is None else f"{row.difference:+.1f} {row.difference_unit}"
-    return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference)
+    aim = f"{row.aim}: {JUDGED[row.met]}" if row.aim else ""
+    return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference, aim)
+
+
+def aims(rows: Iterable[Row]) -> str:
+    """Returns how many aims are met, missed and open, in words; "" without any."""
+    judged = Counter(JUDGED[row.met] for row in rows if row.aim)
+    total = judged.total()
+    if not total:
+        return ""
+    rest = [f"{judged[word]} {word}" for word in (JUDGED[False], JUDGED[None]) if judged[word]]
+    return ", ".join([f"{judged[JUDGED[True]]} of {total} {JUDGED[True]}", *rest])
 
 
 def text_table(rows: Sequence[Row]) -> str:
-    """Returns the rows as a table of paper | ours | difference, for a terminal."""
+    """Returns the rows as a table of paper | ours | difference | aim, for a terminal."""
     lines = [HEADER, *(cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
     shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -27,6 +27,7 @@ from benchmarks.peers.rows import (
 )
 from benchmarks.peers.sides import BARE, LEAN, ROUTER, SIDES, SLUICE
 from benchmarks.plots import Series, figure, lines, save
+from benchmarks.report import JUDGED
 from benchmarks.seeds import met, spread
 
 Sample = Mapping[str, Any]
@@ -166,12 +167,11 @@ def _medians(samples: Sequence[Sample]) -> str:
 
 def ratio_table(found: Sequence[Row]) -> str:
     """Returns ratios with their intervals, aims and verdicts as a table."""
-    said = {True: "met", False: "NOT met", None: "open: the interval holds the aim"}
     lines_ = ["| figure | 95 % | aim | |", "|---|--:|---|---|"]
     for row in found:
         half = "" if row.half_width is None else f" ± {row.half_width:.3g}"
         note = f" ({row.note})" if row.note else ""
-        verdict = said[row.met] if row.aim else ""
+        verdict = JUDGED[row.met] if row.aim else ""
         lines_.append(f"| {row.name}{note} | {row.ours:.4g}{half} {row.unit} | {row.aim} | {verdict} |")
     return "\n".join(lines_)
 

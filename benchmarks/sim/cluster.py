@@ -40,6 +40,7 @@ from policies.request.stage import Outcome
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
+from policies.state.views import Request
 
 Progress = Callable[[int, float], None]
 """A callback that is called on every tick with the number of requests that have ended and the virtual time (s)."""
@@ -80,6 +81,10 @@ class Cluster:
         journal: Callable[[str], object] | None,
         progress: Progress | None,
     ) -> None:
+        if journal is not None and any(spec.layers for spec in config.engines):
+            raise ValueError(
+                "a run of engines with layers has no journal: the router is charged beside its events"
+            )
         self.config, self.kernel, self.meter = config, Kernel(), Meter()
         prefill, decode = prefill_policy(*config.prefill), decode_policy(*config.decode)
         note("prefill", config.prefill[0], prefill)
@@ -127,6 +132,7 @@ class Cluster:
         )
         self._fleet = None if config.scaling is None else self._build_fleet()
         self._kv_seq: Counter[str] = Counter()
+        self._computing: dict[str, list[str]] = {}
         self._records: list[RequestRecord] = []
         # Ids of the measured requests that have not ended.
         self._measured: set[str] = set()
@@ -334,6 +340,19 @@ class Cluster:
         if self._fleet is not None and isinstance(event, ev.Arrived):
             self._fleet.ring()
 
+    def computing(self, worker: str, prompts: list[int]) -> None:
+        """Charges the prompts as requests of their own, which no policy decides: the life of the real ones is at their
+        decode already.
+        """
+        state, now_s = self.dispatcher.state, self.kernel.now_s
+        for attempt_id in self._computing.pop(worker, ()):
+            state.apply(ev.Closed(now_s, attempt_id, "cancelled"))
+        for number, tokens in enumerate(prompts):
+            attempt_id = f"{worker}/computing/{number}"
+            state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, tokens, 1)))
+            state.apply(ev.PrefillRouted(now_s, attempt_id, worker, colocated=False))
+            self._computing.setdefault(worker, []).append(attempt_id)
+
     def predicted(self, request: SimRequest, now_s: float) -> float | None:
         """Returns the expected output tokens of an arriving request, or None where the router does not predict them."""
         expected = (
@@ -464,10 +483,7 @@ class Cluster:
         record, source, target = request.record, request.prefill, request.decode
         assert source is not None
         assert target is not None
-        setup = self.config.flows
-        assert setup is not None
         first_s = target.spec.profile.step_s(0, 1, record.prompt_tokens) + self.config.control.hop_s
-        first_s += setup.margin_s
 
         def terms() -> tuple[str, float | None, float]:
             slo_s, staged = record.ttft_slo_s, request.staged

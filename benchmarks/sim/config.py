@@ -254,7 +254,8 @@ class Permits:
     """Flows by permit, as in the live system: chunks that take `chunk_s` seconds at the port's rate, of which at most
     `window` are posted at a port. The message of a permit, and that of a chunk's end, take `delay_s` each. With
     `whole_reads`, one permit covers all that is left of a flow while its ports have no other, up to `whole_at_most_s`
-    seconds at the port's rate (None: any). The defaults are the live ones (`policies.flow.config`).
+    seconds at the port's rate (None: any). With `collectives`, those wait for permits, too. The defaults are the live
+    ones (`policies.flow.config`), but for collectives, which live engines do not let wait.
     """
 
     chunk_s: float = 0.010
@@ -262,6 +263,7 @@ class Permits:
     delay_s: float = 0.0
     whole_reads: bool = True
     whole_at_most_s: float | None = 0.030
+    collectives: bool = True
 
     def __post_init__(self) -> None:
         _require(
@@ -291,8 +293,8 @@ class FlowSetup:
     beginning, each with the node that has them.
 
     `drop_share` is the most that Algorithm 1 may prune at a time, as a share of the requests that it orders; pruned
-    requests go to the scavenger level, as with live agents (`AgentConfig.drop_share`). KV is due `margin_s` before the
-    time from which the decode engine's first step would make the request late.
+    requests go to the scavenger level, as with live agents (`AgentConfig.drop_share`). KV is due, as with live engines,
+    at the time from which the decode engine's first step would make the request late.
     """
 
     policy: tuple[str, Mapping[str, Any]] = ("mfs", NO_PARAMS)
@@ -301,7 +303,6 @@ class FlowSetup:
     reuse: bool = True
     known: Mapping[int, str] = field(default_factory=dict)
     drop_share: float = 0.0
-    margin_s: float = 0.005
 
     def __post_init__(self) -> None:
         _require(

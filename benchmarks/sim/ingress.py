@@ -51,6 +51,11 @@ class Router(Protocol):
     """The interface through which an ingress uses the router and its predictors."""
 
     def feed(self, event: ev.Event) -> None: ...
+    def computing(self, worker: str, prompts: list[int]) -> None:
+        """Charges a worker with prompts (their tokens) that it computes on although they were reported as done. The
+        charges of its last call end.
+        """
+
     def predicted(self, request: "SimRequest", now_s: float) -> float | None:
         """Returns the expected output tokens of an arriving request, or None where the router does not predict them."""
 
@@ -500,8 +505,11 @@ class Ingress:
     def layer_done(self, worker: Worker, seqs: list[Sequence], done: int, groups: int) -> None:
         """Lets the KV of the first `done` of `groups` groups of layers leave.
 
-        With the first group, the prefill is reported as done, so that a decode worker can be chosen.
+        With the first group, the prefill is reported as done, so that a decode worker can be chosen. The router goes on
+        to count it at the prefill worker until the last group.
         """
+        if groups > 1 and done in (1, groups):
+            self.router.computing(worker.name, [seq.prompt_tokens for seq in seqs] if done == 1 else [])
         for seq in seqs:
             request: SimRequest = seq.owner  # type: ignore[assignment]
             if request.prefill is not worker or request.stage is Stage.DONE:

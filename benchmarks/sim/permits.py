@@ -6,6 +6,9 @@ The arbiter is `policies.flow.arbiter.Arbiter`, the object of a node's agent; `P
 chunks and the delay of a message. One arbiter serves all nodes, as one coordinator with agents that need no time among
 themselves; a flow is over for its reader when its last chunk arrives, before the arbiter hears of it.
 
+Collectives are flows by permit like the others, or (`Permits.collectives`) go over the network at once, beside what is
+posted, as with live engines, whose collectives nobody can hold.
+
 Deviation: a chunk is any number of bytes, while a live one ends where a block ends.
 """
 
@@ -19,7 +22,7 @@ from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.network.network import Network
 from policies.flow import events as ev
 from policies.flow.arbiter import Arbiter
-from policies.flow.base import Flow, FlowState
+from policies.flow.base import Flow, FlowState, Stage
 from policies.flow.config import ArbiterConfig
 from policies.flow.registry import flow_policy
 
@@ -34,7 +37,7 @@ class ByPermit:
         assert permits is not None
         self.stats = FlowStats()
         self._kernel, self._network, self._measuring = kernel, network, measuring
-        self._delay_s = permits.delay_s
+        self._delay_s, self._gates_collectives = permits.delay_s, permits.collectives
         config = ArbiterConfig(
             window=permits.window,
             chunk_s=permits.chunk_s,
@@ -51,7 +54,10 @@ class ByPermit:
         self._number += 1
         sent = Sent(FlowState(flow, self._number, self._kernel.now_s), on_done, weight)
         self._live[flow.flow_id] = sent
-        self._tell(ev.Submitted(flow))
+        if flow.stage is Stage.COLLECTIVE and not self._gates_collectives:
+            self._start(sent, flow.size, weight, partial(self._arrived, sent, flow.size))
+        else:
+            self._tell(ev.Submitted(flow, weight=weight))
         return sent
 
     def cancel(self, sent: Sent) -> None:
@@ -96,20 +102,36 @@ class ByPermit:
         if sent is None:
             # it was cancelled while the permit was on its way
             return
-        flow, since_s = sent.state.flow, self._kernel.now_s
+        since_s = self._kernel.now_s
 
-        def arrived(_: object) -> None:
-            sent.state.left -= permit.size
-            last = sent.state.left == 0
-            if last and not sent.ended:
-                sent.ended = True
-                count_ended(self.stats, sent, self._kernel.now_s, self._measuring())
-                sent.on_done()
-            if last:
-                self._live.pop(permit.flow_id, None)
+        def arrived() -> None:
+            self._arrived(sent, permit.size)
             seconds = self._kernel.now_s - since_s
-            self._tell(ev.Done(permit.flow_id, permit.size, max(seconds, math.ulp(1.0)), last))
+            done = ev.Done(permit.flow_id, permit.size, max(seconds, math.ulp(1.0)), sent.state.left == 0)
+            self._tell(done)
 
+        self._start(sent, permit.size, 1.0, arrived)
+
+    def _start(self, sent: Sent, size: int, weight: float, arrived: Callable[[], None]) -> None:
+        """Sends bytes of a flow over the network, where they share fairly with all others."""
+        flow = sent.state.flow
         self._network.start(
-            flow.source, flow.target, permit.size, 0, arrived, path_key=f"{flow.flow_id}/{sent.state.left}"
+            flow.source,
+            flow.target,
+            size,
+            0,
+            lambda _: arrived(),
+            weight=weight,
+            path_key=f"{flow.flow_id}/{sent.state.left}",
         )
+
+    def _arrived(self, sent: Sent, size: int) -> None:
+        """Takes bytes of a flow that have arrived into account."""
+        sent.state.left -= size
+        last = sent.state.left == 0
+        if last and not sent.ended:
+            sent.ended = True
+            count_ended(self.stats, sent, self._kernel.now_s, self._measuring())
+            sent.on_done()
+        if last:
+            self._live.pop(sent.state.flow.flow_id, None)

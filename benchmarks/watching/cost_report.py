@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
 from benchmarks.plots import bars, figure, save
+from benchmarks.report import JUDGED
 from benchmarks.seeds import Spread, met, paired, spread
 
 LEAST_RATE = 0.99
@@ -132,10 +133,9 @@ def _interval(values: Spread) -> tuple[float, float]:
 def table(found: Sequence[Row]) -> str:
     """Returns the rows as Markdown."""
     lines = ["| figure | 95 % | aim | |", "|---|--:|---|---|"]
-    said = {True: "met", False: "NOT met", None: "open: the interval holds the aim"}
     for row in found:
         half = "" if row.half_width is None else f" ± {row.half_width:.3g}"
-        verdict = said[row.met] if row.aim else ""
+        verdict = JUDGED[row.met] if row.aim else ""
         lines.append(f"| {row.name} | {row.ours:.4g}{half} {row.unit} | {row.aim} | {verdict} |")
     return "\n".join(lines)
 

@@ -138,9 +138,11 @@ class Arbiter:
         if len(self._flows) >= self.config.most_flows:
             raise TooManyFlows(f"{len(self._flows)} flows are held: raise most_flows or submit fewer at once")
         _check_in_flight(event)
+        if not (math.isfinite(event.weight) and event.weight > 0):
+            raise BadEvent(f"flow {flow.flow_id!r}: weight {event.weight!r}: it must be finite and > 0")
         pair = self.ports.pair(flow.source, flow.target)
         turn = max(pair.egress.turn, pair.ingress.turn)
-        state = pair.flows[flow.flow_id] = Held(flow, self._number, now_s, turn, pair)
+        state = pair.flows[flow.flow_id] = Held(flow, self._number, now_s, turn, pair, event.weight)
         self._number += 1
         state.red = float(self._reds.get(flow.batch, math.inf))
         state.pruned = flow.request_id in self._pruned
@@ -372,7 +374,7 @@ class Arbiter:
         for port in (egress, ingress):
             port.posted += 1
             port.turn = max(port.turn, state.turn)
-        state.turn += size
+        state.turn += size / state.weight
 
     def _move(self, state: Held, permit: OpenPermit, now_s: float) -> None:
         """Begins to count a permit's chunk in the time in which both ports are busy."""

@@ -22,13 +22,15 @@ from policies.state.events import PolicyChoice
 class Submitted:
     """A flow asks for permits. `in_flight` are the bytes of each of its chunks that are on their way already (a
     restarted agent learns them so). A `gated` flow gets no permit before it is `Cleared`. A `lent` one is read by
-    another node, whose arbiter says when each permitted chunk is `Posted`.
+    another node, whose arbiter says when each permitted chunk is `Posted`. Where flows share fairly, it gets as much as
+    `weight` others (1: as any other; more where it stands for several).
     """
 
     flow: Flow
     in_flight: tuple[int, ...] = ()
     gated: bool = False
     lent: bool = False
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,16 @@ class Held(FlowState):
         "ready_at",
         "stalled_at",
         "unscheduled",
+        "weight",
         "withdrawn",
     )
 
-    def __init__(self, flow: Flow, number: int, now_s: float, turn: float, pair: "Pair") -> None:
+    def __init__(
+        self, flow: Flow, number: int, now_s: float, turn: float, pair: "Pair", weight: float = 1.0
+    ) -> None:
         super().__init__(flow, number, now_s, turn)
         self.pair = pair
+        self.weight = weight
         self.permits: list[OpenPermit] = []
         self.entry = 0
         """Number of its valid entry in the pair's heap; 0 while it does not wait there."""

@@ -297,11 +297,11 @@ def test_what_is_asked_of_results():
 @pytest.mark.parametrize(
     ("row", "difference", "shown"),
     [
-        (Row("a", 200.0, 150.0, "ms"), -25.0, ("a", "200.0 ms", "150.0 ms", "-25.0 %")),
-        (Row("b", -18.9, -17.4, "%", 0.5), 1.5, ("b", "-18.90 %", "-17.40 ± 0.5000 %", "+1.5 points")),
-        (Row("c", None, 1e6), None, ("c", "–", "1,000,000", "–")),
-        (Row("d", 0.0, 1.0, "s"), None, ("d", "0.0000 s", "1.000 s", "–")),
-        (Row("e", 2.0, None, aim=">= 9x", met=False), None, ("e", "2.000", "–", "–")),
+        (Row("a", 200.0, 150.0, "ms"), -25.0, ("a", "200.0 ms", "150.0 ms", "-25.0 %", "")),
+        (Row("b", -18.9, -17.4, "%", 0.5), 1.5, ("b", "-18.90 %", "-17.40 ± 0.5000 %", "+1.5 points", "")),
+        (Row("c", None, 1e6), None, ("c", "–", "1,000,000", "–", "")),
+        (Row("d", 0.0, 1.0, "s"), None, ("d", "0.0000 s", "1.000 s", "–", "")),
+        (Row("e", 2.0, None, aim=">= 9x", met=False), None, ("e", "2.000", "–", "–", ">= 9x: missed")),
     ],
 )
 def test_a_row_and_its_difference(row, difference, shown):
@@ -309,11 +309,18 @@ def test_a_row_and_its_difference(row, difference, shown):
     assert report.cells(row) == shown
 
 
+def test_aims_are_counted_by_what_became_of_them() -> None:
+    judged = [Row("", None, 1.0, aim="x", met=met) for met in (True, True, False, None)]
+    assert report.aims([*judged, Row("", None, 1.0)]) == "2 of 4 met, 1 missed, 1 open"
+    assert report.aims(judged[:2]) == "2 of 2 met"
+    assert report.aims([Row("", None, 1.0)]) == ""
+
+
 def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
     out = tmp_path / "out"
     assert program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "rho 0.5" in printed and "closed form" not in printed
+    assert "rho 0.5" in printed and "closed form: met" in printed
     stored = results_io.load(out / "toy.json")
     assert stored.command == "python -m benchmarks run toy --quick"
     whole = runner.run("toy", toy, options(out))

@@ -180,6 +180,29 @@ def test_layers_let_the_kv_leave_while_the_prefill_goes_on() -> None:
     assert record.first_token_s == pytest.approx(4.7 + 2.58)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prefill_whose_kv_leaves_by_layers_counts_until_its_last_group(seed: int) -> None:
+    """Group 1 of a ends at 0.9, and its prefill with group 2 at 1.8. b, in between, goes to the engine that is idle."""
+    prefill = spec("p", Role.PREFILL, 2, layers=LayerPlan(groups=2))
+    config = SimConfig(
+        (prefill, spec("d", Role.DECODE)), control=IDEAL, prefill=("join_shortest_queue", {}), seed=seed
+    )
+    work = [request("a", 0.0, 8, 1), request("b", 1.0, 8, 1), request("c", 20.0, 8, 1)]
+    records = simulate(config, work).requests
+    assert records[0].transfer_started_s == pytest.approx(0.9)
+    assert records[1].prefill_worker != records[0].prefill_worker
+    assert records[1].prefill_done_s == pytest.approx(1.0 + 1.8)
+    assert all(record.finished_s is not None for record in records)
+
+
+def test_a_run_of_engines_with_layers_has_no_journal() -> None:
+    config = SimConfig(
+        (spec("p", Role.PREFILL, layers=LayerPlan(groups=2)), spec("d", Role.DECODE)), control=IDEAL
+    )
+    with pytest.raises(ValueError, match="no journal"):
+        simulate(config, [request("a", 0.0, 8, 1)], journal=lambda _: None)
+
+
 def test_heterogeneous_engines_have_their_own_times() -> None:
     slow = dataclasses.replace(T, decode_base_s=4.0)
     decode = (spec("d", Role.DECODE), dataclasses.replace(spec("e", Role.DECODE), profile=slow))

@@ -54,7 +54,14 @@ class Sender:
         self.ended: dict[str, float] = {}
 
     def send(
-        self, name: str, stage: Stage, size_gb: float, source: int, target: int, **more: object
+        self,
+        name: str,
+        stage: Stage,
+        size_gb: float,
+        source: int,
+        target: int,
+        weight: float = 1.0,
+        **more: object,
     ) -> object:
         flow = Flow(
             flow_id=name,
@@ -66,7 +73,7 @@ class Sender:
             size=round(size_gb * GB),
             **more,  # type: ignore[arg-type]
         )
-        return self.driver.send(flow, lambda: self.ended.__setitem__(name, self.kernel.now_s))
+        return self.driver.send(flow, lambda: self.ended.__setitem__(name, self.kernel.now_s), weight)
 
 
 @pytest.mark.parametrize("permits", [None, CHUNKS])
@@ -152,6 +159,28 @@ def test_messages_that_take_longer_than_a_chunk_do_not_shrink_chunks_to_nothing(
         sender.send(f"flow{number}", Stage.REUSE, 1, 0, number + 1)
     sender.kernel.run()
     assert max(sender.ended.values()) < 9
+
+
+@pytest.mark.parametrize("permits", [None, CHUNKS])
+def test_a_flow_that_stands_for_three_gets_three_shares(permits: Permits | None) -> None:
+    """3 GB and 1 GB over a port of 1 GB/s: with weights of 3 and 1 both end at 4, with equal ones the smaller at 2."""
+    sender = Sender("fair", permits)
+    sender.send("three", Stage.REUSE, 3, 0, 1, weight=3.0)
+    sender.send("one", Stage.REUSE, 1, 0, 2)
+    sender.kernel.run()
+    assert sender.ended == pytest.approx({"three": 4.0, "one": 4.0}, abs=0.05)
+
+
+def test_a_collective_without_permits_shares_with_what_is_posted() -> None:
+    """KV of 2 GB has its port's permits when a collective of 1 GB comes: both have half until the latter ends at 2."""
+    free = dataclasses.replace(CHUNKS, collectives=False)
+    for permits, ends in ((free, {"collective": 2.0, "kv": 3.0}), (CHUNKS, {"collective": 1.0, "kv": 3.0})):
+        sender = Sender("mfs", permits)
+        sender.send("kv", Stage.P2D, 2, 0, 1, due_s=90.0)
+        sender.send("collective", Stage.COLLECTIVE, 1, 0, 2)
+        sender.kernel.run()
+        assert sender.ended == pytest.approx(ends, abs=0.05)
+        assert sender.driver.stats.stages[Stage.COLLECTIVE].flows == 1
 
 
 def test_other_tenants_traffic_lessens_the_bandwidth() -> None:
@@ -240,8 +269,8 @@ def prefill(policy: str, **changes: object) -> SimConfig:
         **engine,  # type: ignore[arg-type]
     )
     decode = EngineSpec("d", Role.DECODE, 1, SECOND_A_TOKEN, nodes=("node4",), **engine)  # type: ignore[arg-type]
-    # Block 7 is known on node 3. KV is due 5 ms earlier by default, which these figures leave out.
-    flows = FlowSetup((policy, {}), known={7: "node3"}, margin_s=0.0)
+    # Block 7 is known on node 3.
+    flows = FlowSetup((policy, {}), known={7: "node3"})
     config = SimConfig((spec, decode), control=IDEAL, network=Fabric(ONE_SWITCH), flows=flows)
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 

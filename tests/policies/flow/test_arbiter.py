@@ -295,6 +295,14 @@ def test_a_flow_that_is_not_valid_is_refused_by_name(fields: dict[str, Any]) -> 
         flow("x", **({"size": 10} | fields))
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
+def test_a_weight_that_is_no_number_above_0_is_refused(weight: float) -> None:
+    made = arbiter()
+    with pytest.raises(BadEvent, match="must be finite and > 0"):
+        made.apply(Submitted(flow("x", 1), weight=weight), 0.0)
+    assert made.flow_ids() == []
+
+
 def test_a_refused_event_changes_nothing() -> None:
     made = arbiter(most_flows=3, window=1)
     made.apply(Submitted(flow("x", 300)), 0.0)

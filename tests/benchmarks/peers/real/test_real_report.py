@@ -76,7 +76,7 @@ def test_the_tables_have_all_sides_and_the_processes_that_are_busy_without_load(
     assert f"| {FIRST} | Ray Serve LLM | 3 | 200 | 400 | 50 | 30 |" in text
     assert "| Sluice | all | 0.101 |" in text
     assert "| Sluice | ingress | 0.100 |" in text and "| Sluice | gcs |" not in text
-    assert "| at most 1 | NOT met |" in text
+    assert "| at most 1 | missed |" in text
 
 
 def test_the_plot_is_drawn_also_without_a_side(tmp_path: Path) -> None:
