@@ -309,6 +309,19 @@ async def rig(
             await audit.stop()
 
 
+async def users_served(made: Rig, count: int) -> list[str]:
+    """Returns the users of the next `count` prompts that the engine "p", which has one slot, gets to compute."""
+    p = made.engines["p"]
+    served: list[str] = []
+    for _ in range(count):
+        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
+        (prefill,) = p.of(wire.Prefill)
+        p.received.clear()
+        served.append(made.connections.live[prefill.attempt_id].spec.user)  # type: ignore[attr-defined]
+        p.finish_prefill(prefill.attempt_id)
+    return served
+
+
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
     """The bytes of one HTTP request."""
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers]

@@ -12,7 +12,7 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.tenants.unnamed import unnamed_tenant
 from policies.state import events as ev
-from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, pair, rig, until
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, pair, rig, until, users_served
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
 
@@ -58,19 +58,6 @@ async def test_users_are_tenants_and_explain_says_whose_turn_it_was(tmp_path: Pa
         # nobody else waited
         assert turns[2] == [None, None]
         await made.idle()
-
-
-async def users_served(made: Rig, count: int) -> list[str]:
-    """Returns the users of the next `count` prompts that the engine "p", which has one slot, gets to compute."""
-    p = made.engines["p"]
-    served: list[str] = []
-    for _ in range(count):
-        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
-        (prefill,) = p.of(wire.Prefill)
-        p.received.clear()
-        served.append(made.connections.live[prefill.attempt_id].spec.user)  # type: ignore[attr-defined]
-        p.finish_prefill(prefill.attempt_id)
-    return served
 
 
 def ask(made: Rig, user: str, **more: Any) -> asyncio.Task[httpx.Response]:
