@@ -261,6 +261,7 @@ async def rig(
     traces: Traces | None = None,
     decisions: DecisionTraces | None = None,
     tls: WireTls | None = None,
+    salt: bytes | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it."""
@@ -276,7 +277,7 @@ async def rig(
     async def find() -> tuple[str, ...]:
         return router.addresses
 
-    connections = IngressConnections(config, member("ingress", config.replica_id, tls), find, metrics)
+    connections = IngressConnections(config, member("ingress", config.replica_id, tls), find, metrics, salt)
     words = codec or WordCodec(VOCAB)
     gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
     audit = audit_of(config, metrics)
