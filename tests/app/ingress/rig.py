@@ -310,6 +310,10 @@ async def rig(
             await audit.stop()
 
 
+COSTLY: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 50}], "max_tokens": 1}
+"""A request for `Rig.chat` whose cost is nearly all its prompt's, so shares do not depend on when answers end."""
+
+
 async def users_served(made: Rig, count: int) -> list[str]:
     """Returns the users of the next `count` prompts that the engine "p", which has one slot, gets to compute."""
     p = made.engines["p"]

@@ -12,7 +12,17 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.tenants.unnamed import unnamed_tenant
 from policies.state import events as ev
-from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, pair, rig, until, users_served
+from tests.app.ingress.rig import (
+    ADMIN_KEY,
+    COSTLY,
+    MODEL,
+    Rig,
+    ScriptedEngine,
+    pair,
+    rig,
+    until,
+    users_served,
+)
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
 
@@ -79,9 +89,9 @@ async def test_a_flood_at_the_ceiling_leaves_the_other_user_its_share(
     async with rig(tmp_path, engines, replace(CONFIG, ceiling=ceiling)) as made:
         dispatcher = made.router.dispatcher
         dispatcher.handle(ev.PoliciesChanged(0.0, fairness=ev.PolicyChoice("vtc", {})))
-        flood = [ask(made, "many", **asked) for _ in range(8)]
+        flood = [ask(made, "many", **COSTLY, **asked) for _ in range(8)]
         await until(lambda: dispatcher.queue_size == 7, "a flood in the queue")
-        few = [ask(made, "few", **asked) for _ in range(3)]
+        few = [ask(made, "few", **COSTLY, **asked) for _ in range(3)]
         await until(lambda: dispatcher.queue_size == 10, "both in the queue")
         first, *next_six = await users_served(made, 7)
         # the flood had the engine to itself; then both have turns until the other has nothing that waits

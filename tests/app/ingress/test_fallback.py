@@ -25,7 +25,17 @@ from app.ingress.fallback import LocalRouter
 from policies.dispatch.dispatcher import Dispatcher
 from policies.request.stage import Stage
 from policies.routing.base import PolicyError
-from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until, users_served
+from tests.app.ingress.rig import (
+    COSTLY,
+    MODEL,
+    Rig,
+    ScriptedEngine,
+    make_router,
+    pair,
+    rig,
+    until,
+    users_served,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -110,9 +120,9 @@ async def test_two_users_alternate_while_there_is_no_router(tmp_path: Path) -> N
         ScriptedEngine("d", "decode", tmp_path),
     ]
     async with alone(tmp_path, engines) as made:
-        flood = [post(made, user="many") for _ in range(8)]
+        flood = [post(made, user="many", **COSTLY) for _ in range(8)]
         await until(lambda: stages(made) == ["prefilling"] + ["queued"] * 7)
-        few = [post(made, user="few") for _ in range(3)]
+        few = [post(made, user="few", **COSTLY) for _ in range(3)]
         await until(lambda: stages(made) == ["prefilling"] + ["queued"] * 10)
         first, *next_six = await users_served(made, 7)
         assert first == "many"
