@@ -13,8 +13,8 @@ the engines' reports nor where prompts are cached; it joins the shortest queue.
 
 Tenants have their shares as at a router with the default policy (`policies.fairness`), whatever the configured one is.
 The counters begin anew each time it opens, and each replica has its own. It has no forecasts: an output is expected to
-be as long as the tenant's last ones. Admission by predicted wait (`policies.admission`) needs the engines' reports,
-so here nothing is refused before the queue is full or the wait too long.
+be as long as the tenant's last ones. Admission by predicted wait (`policies.admission`) does not hold here: nothing is
+refused before the queue is full or the wait too long.
 """
 
 import asyncio
