@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 """Hosts of a URL to which a client of this machine may send a key that it has read from a file."""
+ADMIN = "admin key"
 _MAX_BYTES = 1024
 
 
@@ -47,32 +48,36 @@ class KeyFileError(OSError):
     """The file cannot be trusted, read or written; the message says why and what to do."""
 
 
-def key_path(port: int) -> Path:
+def key_path(port: int, name: str = ADMIN) -> Path:
     """Returns the path of the key's file for the ingress replicas whose public port is `port`."""
-    return user_folder() / f"admin-key-{port}"
+    return user_folder() / f"{name.replace(' ', '-')}-{port}"
 
 
 class KeyFile:
-    """The key of the ingress replicas of one port. With a wire `secret` it is derived from that, else random."""
+    """The key of the ingress replicas of one port. With a wire `secret` it is derived from that, else random.
 
-    def __init__(self, port: int, secret: bytes | None = None) -> None:
-        self.path = key_path(port)
-        self._derived = None if secret is None else _derived(secret)
+    The replicas may share another secret in such a file, which has another `name`, and then another path.
+    """
+
+    def __init__(self, port: int, secret: bytes | None = None, name: str = ADMIN) -> None:
+        self._name = name
+        self.path = key_path(port, name)
+        self._derived = None if secret is None else _derived(secret, name)
 
     def take(self) -> str:
         """Returns the key, and writes the file if it is missing. Raises KeyFileError."""
         try:
             make_private(self.path.parent)
-            key = _read(self.path)
+            key = _read(self.path, self._name)
             if key is None or self._derived not in (None, key):
                 self._write()
-                key = _read(self.path)
+                key = _read(self.path, self._name)
         except KeyFileError:
             raise
         except OSError as error:
-            raise KeyFileError(f"no admin key can be kept in {self.path}: {error}") from error
+            raise KeyFileError(f"no {self._name} can be kept in {self.path}: {error}") from error
         if key is None:
-            raise KeyFileError(f"the admin key in {self.path} was removed as soon as it was written")
+            raise KeyFileError(f"the {self._name} in {self.path} was removed as soon as it was written")
         return key
 
     def remove(self) -> None:
@@ -113,11 +118,11 @@ def authorize(request: "httpx.Request") -> "httpx.Request":
     return request
 
 
-def _derived(secret: bytes) -> str:
-    return hmac.new(secret, b"sluice admin key", hashlib.sha256).hexdigest()
+def _derived(secret: bytes, name: str) -> str:
+    return hmac.new(secret, f"sluice {name}".encode(), hashlib.sha256).hexdigest()
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path, name: str = ADMIN) -> str | None:
     """Returns the key in the file at `path`, or None without a file.
 
     Raises KeyFileError for a file that another user has written or can read, or which has no key in it, and
@@ -133,10 +138,10 @@ def _read(path: Path) -> str | None:
         mode = stat.S_IMODE(found.st_mode)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
             raise KeyFileError(
-                f"the admin key in {path} is not this user's alone (owner {found.st_uid}, mode {mode:o}): remove the"
+                f"the {name} in {path} is not this user's alone (owner {found.st_uid}, mode {mode:o}): remove the"
                 " file, and a new key is made"
             )
         key = opened.read(_MAX_BYTES).decode("latin-1").strip()
     if len(key) < 8 or not (key.isascii() and key.isprintable()):
-        raise KeyFileError(f"{path} holds no admin key: remove the file, and a new key is made")
+        raise KeyFileError(f"{path} holds no {name}: remove the file, and a new key is made")
     return key

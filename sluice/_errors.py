@@ -21,7 +21,7 @@ _HINTS = {
     " read without it, by the same user and for a server at 127.0.0.1 or localhost",
     "decision_not_found": "give the id of an answer (chatcmpl-...), its x-request-id header, or one of the ids above;"
     " decisions that the router has forgotten are in its journal, if router.journal.folder is set in its configuration",
-    "priority_not_allowed": "ask for a priority that the key may ask for, or have its ceiling raised",
+    "priority_not_allowed": "ask for a priority within the ceiling, or have the ceiling of the key or server raised",
     "model_not_found": "`sluice models` lists the served models",
     "no_autoscaler": "set scaling.enabled in the server's configuration; see docs/scaling.md",
     "not_found": "SLUICE_BASE_URL (or base_url=) must be the root of a Sluice server, such as http://127.0.0.1:8000",

@@ -13,6 +13,9 @@ user (OpenAI's own field)           x-sluice-user; predictors learn output lengt
 import math
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from app.api.errors import ApiError, bad_request
 from app.api.schema import ChatRequest, CompletionRequest, Slo
@@ -25,6 +28,10 @@ PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
 
 MAX_PRIORITY = 1000
 MAX_NAME_CHARS = 512
+
+Class = Literal["interactive", "standard", "batch"]
+Ceiling = Class | Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+"""The most urgent class or priority that a request may ask for."""
 
 
 @record
@@ -40,9 +47,9 @@ class Defaults:
     """The operator's settings for what a request leaves open.
 
     `completion_tokens` is the max_tokens of a completion (16 at OpenAI), `timeout_s` the total time that a request may
-    take (None: no limit), and `class_slo` the latency targets of each class. Of the request's API key come
-    `least_priority` (None: any), the most urgent priority that it may ask for and has at most if it asks for none, and
-    `tenant` and `weight`.
+    take (None: no limit), and `class_slo` the latency targets of each class. `least_priority` (None: any) is the most
+    urgent priority that the request may ask for, and has at most if it asks for none. It comes of the request's API
+    key, as `tenant` and `weight` do; where keys are off, `tenant` is "" here.
     """
 
     completion_tokens: int = 16
@@ -62,13 +69,13 @@ def terms_of(
     """Makes the `Terms` of a request, once for its whole life.
 
     With `local` the prompt must be computed where the answer is generated. Raises `ApiError` 400 for a header that
-    cannot be read, and 403 for a priority that the API key may not ask for.
+    cannot be read, and 403 for a priority above the ceiling of the API key, or of the service where keys are off.
     """
     priority, request_class = priority_of(request.priority, headers)
     least = defaults.least_priority
     if least is not None and priority < least:
         if request.priority is not None or b"x-sluice-priority" in headers:
-            raise above_ceiling(least)
+            raise above_ceiling(least, keyed=bool(defaults.tenant))
         priority, request_class = least, class_of(least)
     ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
     of_class = defaults.class_slo.get(request_class, ClassSlo())
@@ -105,11 +112,15 @@ def class_of(priority: int) -> str:
     return CLASSES[1 + (priority > 0) - (priority < 0)]
 
 
-def above_ceiling(least: int) -> ApiError:
-    """Returns the 403 of a request that asks for more than its API key allows."""
-    message = (
-        f"This API key may ask for priorities of {least} and more (class {class_of(least)}), not for less."
-    )
+def least_priority_of(ceiling: Ceiling) -> int:
+    """Returns the smallest, which is the most urgent, priority below a ceiling."""
+    return PRIORITY_OF_CLASS[ceiling] if isinstance(ceiling, str) else ceiling
+
+
+def above_ceiling(least: int, keyed: bool) -> ApiError:
+    """Returns the 403 of a request that asks for more than its API key allows, or the service where keys are off."""
+    who = "This API key" if keyed else "A request without an API key"
+    message = f"{who} may ask for priorities of {least} and more (class {class_of(least)}), not for less."
     return ApiError(403, message, param="priority", code="priority_not_allowed")
 
 

@@ -28,7 +28,7 @@ with an event `{"error": ...}` and without `[DONE]`. `Retry-After` says when a 4
 _ANSWERS: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     401: "A key is needed and none that the server accepts was sent.",
-    403: "The API key may not ask for this priority, or the server does not answer by this name.",
+    403: "The request may not ask for this priority, or the server does not answer by this name.",
     404: "No such path, model, policy, engine or request.",
     405: "The path does not take this method; `Allow` names those it takes.",
     409: "This cannot be done now; the message says why, and what to do first.",

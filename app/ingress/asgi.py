@@ -16,7 +16,7 @@ import orjson
 
 from app.admin_key import KeyFile
 from app.api.errors import ApiError, draining, host_not_allowed, no_memory, too_large
-from app.api.extensions import Defaults
+from app.api.extensions import Defaults, least_priority_of
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.api.structure import check_structure
 from app.fleet.figures import FleetCollector, Seen
@@ -96,7 +96,10 @@ class IngressApp:
         )
         self.requests = OpenRequests(connections, traces)
         self._defaults = Defaults(
-            config.default_completion_tokens, config.request_timeout_s, config.class_slo
+            config.default_completion_tokens,
+            config.request_timeout_s,
+            config.class_slo,
+            least_priority_of(config.ceiling),
         )
         self._admin = AdminApi(config.admin_keys, key_file, connections, self._respond_json, audit)
         self._loop = asyncio.get_running_loop()

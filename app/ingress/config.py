@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from app.api.extensions import PRIORITY_OF_CLASS, ClassSlo
+from app.api.extensions import MAX_PRIORITY, PRIORITY_OF_CLASS, Class, ClassSlo
 from policies.routing.params import Number, Whole, check
 
 
@@ -92,6 +92,10 @@ class IngressConfig:
     is.
     """
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
+    ceiling: Class | int = "interactive"
+    """The most urgent class or priority that a request may ask for where there is no `key_file`, in which each key has
+    a ceiling of its own. With "interactive" clients may name any class, and nobody gets before the interactive ones.
+    """
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that give the right to administer; `app.ingress.admin` says what that includes, and which key there is
     without any.
@@ -131,5 +135,9 @@ class IngressConfig:
             raise ValueError("ingress: served_names must hold at least one name")
         if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys):
             raise ValueError("ingress: admin_keys must be printable ASCII of at least 8 characters each")
+        priorities = Whole(-MAX_PRIORITY, MAX_PRIORITY)
+        if self.ceiling not in PRIORITY_OF_CLASS and not priorities.allows(self.ceiling):
+            classes = ", ".join(PRIORITY_OF_CLASS)
+            raise ValueError(f"ingress: ceiling is {self.ceiling!r}: it must be {classes} or {priorities}")
         if not set(self.class_slo) <= set(PRIORITY_OF_CLASS):
             raise ValueError(f"ingress: class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}")

@@ -133,7 +133,8 @@ class IngressConnections:
     """The links of one replica to the router and the engines; `start` connects them.
 
     `fleet` and `fleet_status` are the router's latest messages of these kinds (None before the first). `live` maps the
-    id of each open attempt to its request.
+    id of each open attempt to its request. `salt` keys the digests of clients' names (`app.ingress.digests`); without
+    one it is random, and no other replica has these digests.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class IngressConnections:
         me: Identity,
         find_router: Callable[[], Awaitable[tuple[str, ...]]],
         metrics: IngressMetrics,
+        salt: bytes | None = None,
     ) -> None:
         self.config = config
         self.name = me.id
@@ -161,7 +163,7 @@ class IngressConnections:
         self.fleet: Fleet | None = None
         self._standby: Standby | None = None
         self._was_whole = self._was_ready = False
-        self.salt = (me.secret or b"sluice")[:64]
+        self.salt = secrets.token_bytes(32) if salt is None else salt
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost, partial(self._ended, "engine"))
         self._router = Link(

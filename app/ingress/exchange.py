@@ -14,6 +14,7 @@ from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, who
 from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress import access
+from app.ingress.digests import session_digest
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.intake import Prompts
 from app.ingress.open_requests import OpenRequests, RequestId
@@ -107,7 +108,8 @@ class HttpExchange:
             self._choices.append(Choice(index, plan.chat, logprobs, keep, *echo))
         if plan.stream:
             self._writer = StreamWriter(self.envelope)
-        terms = plan.terms._replace(tenant=plan.unnamed) if plan.unnamed else plan.terms
+        session = session_digest(plan.terms.session, self._requests.connections.salt)
+        terms = plan.terms._replace(session=session, tenant=plan.unnamed or plan.terms.tenant)
         self._open = len(tokens)
         for index, ids in enumerate(tokens):
             if self.closed:  # an earlier one has failed at once

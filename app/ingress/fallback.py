@@ -10,6 +10,11 @@ requests wait for a router to come back and hear of them, because nothing else w
 It knows this replica's requests only. Each replica of the ingress therefore counts on an equal share of every engine's
 slots and KV (at least one slot), so that all replicas together keep within what the engines have. It knows neither
 the engines' reports nor where prompts are cached; it joins the shortest queue.
+
+Tenants have their shares as at a router with the default policy (`policies.fairness`), whatever the configured one is.
+The counters begin anew each time it opens, and each replica has its own. It has no forecasts: an output is expected to
+be as long as the tenant's last ones. Admission by predicted wait (`policies.admission`) does not hold here: nothing is
+refused before the queue is full or the wait too long.
 """
 
 import asyncio
@@ -43,6 +48,7 @@ from actors.wire.messages import (
 from app.ingress.config import IngressConfig
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.fairness.registry import DEFAULT, fairness_policy
 from policies.request import events as life
 from policies.request.stage import Task
 from policies.routing.base import PolicyError
@@ -103,7 +109,8 @@ class LocalRouter:
         yet.
         """
         policy = JoinShortestQueue()
-        self._dispatcher, self.is_open = Dispatcher(self._limits, policy, policy), True
+        shares = fairness_policy(DEFAULT)
+        self._dispatcher, self.is_open = Dispatcher(self._limits, policy, policy, fairness=shares), True
         self._share, self._known = max(1, replicas), {}
         self._feed(ev.StandbyChanged(self._now_s(), standby))
         self.engines(engines)

@@ -22,6 +22,7 @@ from app.ingress.asgi import IngressApp
 from app.ingress.audit import audit_of
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
+from app.ingress.digests import salt_of_application
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.metrics_port import MetricsPort, metrics_ports
@@ -103,8 +104,9 @@ class IngressReplica:
         else:
             key_file.take()
             log.info("ingress %s: the admin key is in %s", me.id, key_file.path)
+        salt = salt_of_application(group.port, wire.secret())
         metrics = IngressMetrics(model.served_name)
-        self._connections = IngressConnections(ingress, me, finder(router), metrics)
+        self._connections = IngressConnections(ingress, me, finder(router), metrics, salt)
         self._traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", me.id)
         self._gate = Gate(ingress, metrics, self._connections.ingresses) if ingress.key_file else None
         self._audit = audit_of(ingress, metrics)

@@ -48,6 +48,7 @@ from app.groups import EngineGroupConfig
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
+from app.ingress.digests import salt_of_application
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.replica import READY_WAIT_S, codec_of
@@ -204,7 +205,8 @@ class Application:
         }
         metrics = IngressMetrics("sim")
         config = from_options(IngressConfig, options, "ingress.options")
-        connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics)
+        salt = salt_of_application(group.port, None)
+        connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics, salt)
         traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", replica_id)
         codec = codec_of(self._config.model)
         app = IngressApp(config, connections, codec, metrics, {"version": "0"}, traces=traces)

@@ -23,6 +23,7 @@ from actors.wire.channel import Identity
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
+from app.ingress.digests import salt_of_application
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import WordCodec
@@ -120,7 +121,7 @@ class Rayless:
         config = IngressConfig(served_names=("sim",), replica_id="ingress-1")
         metrics = IngressMetrics("sim")
         me = Identity("ingress", "ingress-1", SECRET)
-        connections = IngressConnections(config, me, self.find, metrics)
+        connections = IngressConnections(config, me, self.find, metrics, salt_of_application(PORT, SECRET))
         app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"})
         listener = Listener(app, ListenerConfig(host=address, port=PORT))
         await connections.start()

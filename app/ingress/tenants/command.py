@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.api.extensions import CLASSES
+from app.api.extensions import CLASSES, Ceiling
 from app.ingress.tenants.key_file import KeyFileError, changed, read
-from app.ingress.tenants.keys import Ceiling, Key, Keys, new_id, new_secret, now
+from app.ingress.tenants.keys import Key, Keys, new_id, new_secret, now
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 GRACE = "24h"

@@ -34,7 +34,7 @@ from pydantic import (
 )
 
 from actors.options import problem_line
-from app.api.extensions import MAX_PRIORITY, PRIORITY_OF_CLASS
+from app.api.extensions import Ceiling, least_priority_of
 
 RESERVED = ("admin", "other")
 """Names that are no tenant's: requests with an admin key are of `admin`, and `other` is a label of metrics."""
@@ -42,8 +42,6 @@ PREFIX = "sk-sluice-"
 """The beginning of every API key, by which scanners for leaked secrets can find one."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Class = Literal["interactive", "standard", "batch"]
-Ceiling = Class | Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
@@ -93,7 +91,7 @@ class Key(_Record):
     @cached_property
     def least_priority(self) -> int:
         """The smallest, which is the most urgent, priority that a request may ask for."""
-        return PRIORITY_OF_CLASS[self.ceiling] if isinstance(self.ceiling, str) else self.ceiling
+        return least_priority_of(self.ceiling)
 
     def expired(self, now_s: float) -> bool:
         """Returns whether the key itself has expired, whatever its secrets; `now_s` is Unix time."""

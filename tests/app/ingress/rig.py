@@ -261,6 +261,7 @@ async def rig(
     traces: Traces | None = None,
     decisions: DecisionTraces | None = None,
     tls: WireTls | None = None,
+    salt: bytes | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it."""
@@ -276,7 +277,7 @@ async def rig(
     async def find() -> tuple[str, ...]:
         return router.addresses
 
-    connections = IngressConnections(config, member("ingress", config.replica_id, tls), find, metrics)
+    connections = IngressConnections(config, member("ingress", config.replica_id, tls), find, metrics, salt)
     words = codec or WordCodec(VOCAB)
     gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
     audit = audit_of(config, metrics)
@@ -307,6 +308,23 @@ async def rig(
             await gate.stop()
         if audit is not None:
             await audit.stop()
+
+
+COSTLY: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 50}], "max_tokens": 1}
+"""A request for `Rig.chat` whose cost is nearly all its prompt's, so shares do not depend on when answers end."""
+
+
+async def users_served(made: Rig, count: int) -> list[str]:
+    """Returns the users of the next `count` prompts that the engine "p", which has one slot, gets to compute."""
+    p = made.engines["p"]
+    served: list[str] = []
+    for _ in range(count):
+        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
+        (prefill,) = p.of(wire.Prefill)
+        p.received.clear()
+        served.append(made.connections.live[prefill.attempt_id].spec.user)  # type: ignore[attr-defined]
+        p.finish_prefill(prefill.attempt_id)
+    return served
 
 
 def raw(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:

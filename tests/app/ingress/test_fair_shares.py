@@ -1,12 +1,28 @@
 """Fair shares as client and administrator see them: ingress, router and scripted engines, without API keys."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
+import pytest
+
+from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.tenants.unnamed import unnamed_tenant
 from policies.state import events as ev
-from tests.app.ingress.rig import ADMIN_KEY, MODEL, ScriptedEngine, rig, until
+from tests.app.ingress.rig import (
+    ADMIN_KEY,
+    COSTLY,
+    MODEL,
+    Rig,
+    ScriptedEngine,
+    pair,
+    rig,
+    until,
+    users_served,
+)
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
 
@@ -52,3 +68,69 @@ async def test_users_are_tenants_and_explain_says_whose_turn_it_was(tmp_path: Pa
         # nobody else waited
         assert turns[2] == [None, None]
         await made.idle()
+
+
+def ask(made: Rig, user: str, **more: Any) -> asyncio.Task[httpx.Response]:
+    body = made.chat(user=user, **more)
+    return asyncio.create_task(made.client.post("/v1/chat/completions", json=body))
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "asked"),
+    [("interactive", {"priority": "interactive"}), ("standard", {}), (-1000, {"priority": -1000})],
+)
+async def test_a_flood_at_the_ceiling_leaves_the_other_user_its_share(
+    tmp_path: Path, ceiling: Any, asked: dict[str, Any]
+) -> None:
+    engines = [
+        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("d", "decode", tmp_path),
+    ]
+    async with rig(tmp_path, engines, replace(CONFIG, ceiling=ceiling)) as made:
+        dispatcher = made.router.dispatcher
+        dispatcher.handle(ev.PoliciesChanged(0.0, fairness=ev.PolicyChoice("vtc", {})))
+        flood = [ask(made, "many", **COSTLY, **asked) for _ in range(8)]
+        await until(lambda: dispatcher.queue_size == 7, "a flood in the queue")
+        few = [ask(made, "few", **COSTLY, **asked) for _ in range(3)]
+        await until(lambda: dispatcher.queue_size == 10, "both in the queue")
+        first, *next_six = await users_served(made, 7)
+        # the flood had the engine to itself; then both have turns until the other has nothing that waits
+        assert first == "many"
+        assert [sorted(next_six[i : i + 2]) for i in (0, 2, 4)] == [["few", "many"]] * 3
+        await users_served(made, 4)
+        assert {answer.status_code for answer in await asyncio.gather(*flood, *few)} == {200}
+        await made.idle()
+
+
+async def test_nobody_without_a_key_asks_for_more_than_the_ceiling(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path), CONFIG) as made:
+        # the client sends an admin key: it is looked at for administration only
+        for priority in (-1000, -2):
+            answer = await ask(made, "u", priority=priority)
+            assert answer.status_code == 403
+            error = answer.json()["error"]
+            assert (error["code"], error["param"]) == ("priority_not_allowed", "priority")
+            assert error["message"] == (
+                "A request without an API key may ask for priorities of -1 and more (class interactive), not for less."
+            )
+        header = {"x-sluice-priority": "-1000"}
+        answer = await made.client.post("/v1/chat/completions", json=made.chat(), headers=header)
+        assert answer.status_code == 403
+        assert not made.engines["p"].received
+        allowed = [await ask(made, "u", priority=priority) for priority in (-1, "interactive", "batch", 1000)]
+        assert [answer.status_code for answer in [*allowed, await ask(made, "u")]] == [200] * 5
+    async with rig(tmp_path, pair(tmp_path), replace(CONFIG, ceiling=-1000)) as made:
+        assert (await ask(made, "u", priority=-1000)).status_code == 200
+    async with rig(tmp_path, pair(tmp_path), replace(CONFIG, ceiling="batch")) as made:
+        # what asks for nothing is lowered
+        assert (await ask(made, "u")).status_code == 200
+        assert [message.priority for message in made.engines["p"].of(wire.Prefill)] == [1]
+        assert (await ask(made, "u", priority="standard")).status_code == 403
+
+
+@pytest.mark.parametrize("ceiling", ["urgent", -1001, 1001, 0.5, True, None])
+def test_a_ceiling_is_a_class_or_a_priority(ceiling: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"ceiling is .* interactive, standard, batch or a whole number -1000..1000"
+    ):
+        replace(CONFIG, ceiling=ceiling)

@@ -25,7 +25,17 @@ from app.ingress.fallback import LocalRouter
 from policies.dispatch.dispatcher import Dispatcher
 from policies.request.stage import Stage
 from policies.routing.base import PolicyError
-from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
+from tests.app.ingress.rig import (
+    COSTLY,
+    MODEL,
+    Rig,
+    ScriptedEngine,
+    make_router,
+    pair,
+    rig,
+    until,
+    users_served,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,6 +111,25 @@ async def test_engines_get_no_more_than_they_have_slots_for(tmp_path: Path) -> N
         assert (made.metric("sluice_fallback_decisions_total", task="prefill")) == 5
         for task in tasks:
             task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+async def test_two_users_alternate_while_there_is_no_router(tmp_path: Path) -> None:
+    engines = [
+        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("d", "decode", tmp_path),
+    ]
+    async with alone(tmp_path, engines) as made:
+        flood = [post(made, user="many", **COSTLY) for _ in range(8)]
+        await until(lambda: stages(made) == ["prefilling"] + ["queued"] * 7)
+        few = [post(made, user="few", **COSTLY) for _ in range(3)]
+        await until(lambda: stages(made) == ["prefilling"] + ["queued"] * 10)
+        first, *next_six = await users_served(made, 7)
+        assert first == "many"
+        assert [sorted(next_six[i : i + 2]) for i in (0, 2, 4)] == [["few", "many"]] * 3
+        await users_served(made, 4)
+        assert {answer.status_code for answer in await asyncio.gather(*flood, *few)} == {200}
+        assert made.metric("sluice_fallback_decisions_total", task="prefill") == 11
         await until(lambda: not made.connections.live)
 
 

@@ -15,6 +15,7 @@ from app.api.extensions import ClassSlo
 from app.ingress import links
 from app.ingress.config import IngressConfig
 from app.ingress.connections import Connected
+from app.ingress.digests import session_digest
 from app.ingress.tenants.unnamed import unnamed_tenant
 from policies.request.stage import Stage
 from policies.request.terms import Terms
@@ -186,7 +187,10 @@ async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -
         # the class fills in what is missing
         tenant = unnamed_tenant("", "127.0.0.1", made.connections.salt)
         timeout_s = config.request_timeout_s
-        assert message.terms == Terms(-1, "interactive", 0.1, 0.05, "s", timeout_s=timeout_s, tenant=tenant)
+        session = session_digest("s", made.connections.salt)
+        assert message.terms == Terms(
+            -1, "interactive", 0.1, 0.05, session, timeout_s=timeout_s, tenant=tenant
+        )
         assert (message.slots, message.max_tokens) == (2, 4)
         await made.idle()
 
