@@ -30,6 +30,7 @@ from app.ingress.exchange import CLIENT_CLOSED, JSON, HttpExchange
 from app.ingress.http.memory import RequestMemory
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake, IntakeThreads, Prompts
+from app.ingress.kept_page import KeptPage
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
@@ -107,6 +108,8 @@ class IngressApp:
         self._preparing: set[asyncio.Task[None]] = set()
         # requests whose bodies a thread parses
         self._parsing = 0
+        self.metrics_page = KeptPage(metrics.render, config.status_max_age_s)
+        self.status_page = KeptPage(self._status_json, config.status_max_age_s)
         pages = Pages(config.served_names, versions["version"])
         self._routes: dict[str, tuple[str, Callable[[Request, Reply, RequestId], None]]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -446,17 +449,17 @@ class IngressApp:
         self._json(reply, request_id, {"live": True, "ready": True})
 
     def _metrics(self, request: Request, reply: Reply, request_id: RequestId) -> None:
-        reply.respond(200, [TEXT], self.metrics.render())
+        reply.respond(200, [TEXT], self.metrics_page.get())
 
     def _version(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
     def _status(self, request: Request, reply: Reply, request_id: RequestId) -> None:
-        self._json(
-            reply,
-            request_id,
-            status_of(self.connections, self.requests, self.transport, self.metrics_port, self._gate),
-        )
+        self._respond_json(reply, request_id.shown, 200, self.status_page.get())
+
+    def _status_json(self) -> bytes:
+        status = status_of(self.connections, self.requests, self.transport, self.metrics_port, self._gate)
+        return orjson.dumps(status)
 
     # ------------------------------------------------------------------------------------------------------ ASGI
 

@@ -69,6 +69,10 @@ class IngressConfig:
     """Bytes of unread output of one stream above which its client counts as gone."""
     progress_interval_s: Annotated[float, Number(above=0)] = 0.02
     sweep_interval_s: Annotated[float, Number(above=0)] = 0.1
+    status_max_age_s: Annotated[float, Number(0, unit="s")] = 1.0
+    """Greatest age of `/metrics` and `/sluice/status`. A small fleet's are younger: each is kept for twice the CPU
+    time that it took to make (`app.ingress.kept_page`). With 0 they are made for each request.
+    """
     offload_prompt_chars: int = 16_384
     """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread; for a
     conversation, which is also rendered there, bytes of the body.

@@ -42,7 +42,7 @@ from policies.request.ended import RequestEnd, Tally
 from policies.request.life import Life
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
-from policies.request.troubles import URGENCY, within_budget
+from policies.request.troubles import NOT_RESUMABLE, URGENCY, within_budget
 from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class IngressRequest(Connected):
     choices that this request generates: all of its prompt's, or one of them after a migration.
     """
 
-    __slots__ = ("_cached_tokens", "_client", "_connections", "_tally", "parts", "spec")
+    __slots__ = ("_blamed", "_cached_tokens", "_client", "_connections", "_tally", "parts", "spec")
 
     def __init__(
         self, spec: RequestSpec, parts: list[Choice], client: Client, connections: IngressConnections
@@ -111,6 +111,8 @@ class IngressRequest(Connected):
         self._tally: Tally | None = Tally(spec.terms.request_class, spec.arrived_s, spec.choices)
         # those of the first attempt with output; None before its end
         self._cached_tokens: int | None = None
+        # the engine that failed the attempt which ended last
+        self._blamed: Blame | None = None
 
     def start(self) -> None:
         """Begins the first attempt; the request may already have failed when this returns."""
@@ -138,6 +140,7 @@ class IngressRequest(Connected):
         return self._connections.new_attempt(self, self.spec.request_id)
 
     def ends(self, outcome: Outcome, blame: Blame | None) -> None:
+        self._blamed = blame
         kept = self.spec.kept
         if kept is None:
             return
@@ -468,6 +471,11 @@ class IngressRequest(Connected):
 
     # --------------------------------------------------------------------------------------------------- client
 
+    def _limits_itself(self) -> bool:
+        """Returns whether the client allows less time than the server does."""
+        timeout_s = self.terms.timeout_s
+        return timeout_s is not None and timeout_s < self._connections.config.request_timeout_s
+
     def has(self, index: int) -> bool:
         return index < self.spec.choices
 
@@ -485,16 +493,46 @@ class IngressRequest(Connected):
         self._client.finished(self)
 
     def failed(self, failure: Failure) -> None:
+        blamed, message = self._blamed, failure.message
+        if blamed is not None:
+            # what an engine says of itself names it and may quote its exceptions, so only the log has it
+            engine_id, task, code = blamed
+            log.warning(
+                "a request ends with %d after engine %s failed its %s (%s): %r",
+                failure.status, engine_id, task, code, message, extra=self._about(),
+            )  # fmt: skip
+            if failure.code == blamed.code:
+                message = told_of(blamed)
+        if failure.code == "deadline" and self._limits_itself():
+            message = "The request took longer than its 'x-sluice-timeout-s' allows."
         self._client.failed(
             self,
             ApiError(
                 failure.status,
-                failure.message,
+                message,
                 param=failure.param,
                 code=failure.code,
                 retry_after_s=failure.retry_after_s,
             ),
         )
+
+
+_TOLD: dict[str, str] = {
+    "deadline": "The request took longer than the server allows.",
+    "draining": "The engine that had the request is shutting down; try again later.",
+    "overloaded": "The engine that had the request has as many as it takes; try again later.",
+    NOT_RESUMABLE: "An engine failed in the midst of the answer, and no other one can go on with it; try again.",
+}
+"""What a client is told of an engine's failure, by its code."""
+
+
+def told_of(blame: Blame) -> str:
+    """Returns the sentence that a client gets about a request which an engine has failed for good. It names no engine
+    and quotes none of its messages.
+    """
+    return _TOLD.get(
+        blame.code, f"An engine failed at the request's {blame.task} ({blame.code}); try again later."
+    )
 
 
 def params_of(spec: RequestSpec, resume: Resume) -> dict[str, Any]:

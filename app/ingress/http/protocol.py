@@ -398,7 +398,8 @@ class FastHttpProtocol(asyncio.Protocol):
                 error = no_memory()
                 reply.respond(error.status, [*_JSON, *error.headers()], error.body())
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            # the path is the client's text and may hold line breaks (%0d%0a)
+            log.exception("%s %r failed", request.method, request.path)
             if reply.started:
                 self.cut("internal error")
             else:
@@ -419,7 +420,7 @@ class FastHttpProtocol(asyncio.Protocol):
         head = build_head(error.status, self.date_line(), headers, keep_alive=False)
         self.write(head + body)
         self._sweeps = 0
-        log.info("refused a request: %s", error.message)
+        log.info("refused a request: %r", error.message)
 
     # ------------------------------------------------------------------ what the listener and uvicorn's Server use
 

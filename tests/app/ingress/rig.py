@@ -262,9 +262,12 @@ async def rig(
     decisions: DecisionTraces | None = None,
     tls: WireTls | None = None,
     salt: bytes | None = None,
+    status_max_age_s: float = 0.0,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
-    """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it."""
+    """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it. The
+    pages for observers are made for each request, unless `status_max_age_s` says otherwise.
+    """
     for engine in engines:
         engine.peers = [other for other in engines if other is not engine]
     router = make_router(directory, network, decisions, tls, **dispatch)
@@ -272,6 +275,7 @@ async def rig(
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
     if key_file is None and not config.admin_keys:
         config = replace(config, admin_keys=(ADMIN_KEY,))
+    config = replace(config, status_max_age_s=status_max_age_s)
     metrics = IngressMetrics(MODEL)
 
     async def find() -> tuple[str, ...]:

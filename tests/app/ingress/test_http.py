@@ -251,6 +251,19 @@ async def test_a_models_name_may_be_quoted(served: Rig) -> None:
     assert answer.json()["id"] == "alias"
 
 
+async def test_a_path_cannot_forge_a_log_line(
+    fast: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(fast.app, "_model", breaks)
+    got = await talk(fast, raw("GET", "/v1/models/x%0d%0aforged", b"", "connection: close"))
+    assert got.startswith(b"HTTP/1.1 500 ")
+    (line,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert line == r"GET '/v1/models/x\r\nforged' failed"
+
+
 async def test_a_connection_is_used_again(fast: Rig) -> None:
     async with httpx.AsyncClient(base_url=fast.url, limits=httpx.Limits(max_connections=1)) as client:
         for stream in (True, False, True):

@@ -204,6 +204,37 @@ async def test_an_engines_refusal_becomes_a_status(tmp_path: Path, code: str, st
         await made.idle()
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("internal", "An engine failed at the request's decode (internal); try again later."),
+        ("deadline", "The request took longer than the server allows."),
+        ("overloaded", "The engine that had the request has as many as it takes; try again later."),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_engines_name_and_exception_stay_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: str, begun: bool
+) -> None:
+    said = "vLLM could not take the request: ValueError('/srv/secret.py')\nforged"
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made, stream=True)
+        attempt_id = await advance(made, "decode" if begun else "transfer")
+        made.engines["d"].live.pop(attempt_id)
+        made.engines["d"].send(wire.Failed(attempt_id, "decode", code, said, False))
+        answer = await task
+        assert answer.status_code == 200 if begun else answer.status_code >= 500
+        body = answer.text.rpartition("data: ")[2] if begun else answer.text
+        error = json.loads(body)["error"]
+        assert (error["message"], error["code"]) == (told, code)
+        assert "secret" not in answer.text
+        await made.idle()
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = [line for line in lines if line.startswith("a request ends with")]
+    assert f"The decode engine d failed ({code})" in line and "/srv/secret.py" in line
+    assert "\n" not in line
+
+
 async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
         for engine in made.engines.values():
@@ -343,7 +374,28 @@ async def test_the_total_time_of_a_request_is_bounded(tmp_path: Path) -> None:
     async with rig(tmp_path, manual(tmp_path), config) as made:
         answer = await post(made)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+        assert answer.json()["error"]["message"] == "The request took longer than the server allows."
         await made.idle()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_limits_its_own_request(tmp_path: Path, begun: bool) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        # long enough for the first token to come on a busy machine
+        headers = {"x-sluice-timeout-s": "5" if begun else "0.2"}
+        path = "/v1/chat/completions"
+        task = asyncio.create_task(made.client.post(path, json=made.chat(stream=begun), headers=headers))
+        if begun:
+            await advance(made, "decode")
+        answer = await task
+        assert answer.status_code == (200 if begun else 504)
+        error = json.loads(answer.text.rpartition("data: ")[2])["error"]
+        assert error["code"] == "deadline"
+        assert error["message"] == "The request took longer than its 'x-sluice-timeout-s' allows."
+        await made.idle()
+        refused = await made.client.post(path, json=made.chat(), headers={"x-sluice-timeout-s": "0"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-sluice-timeout-s")
+        assert "a positive number of seconds" in refused.json()["error"]["message"]
 
 
 async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
