@@ -1,5 +1,5 @@
-"""What of a client's names leaves the ingress: digests, keyed by a salt that all ingress replicas of one application
-share, so that equal names are equal at router and predictors and in journals, and nobody without the salt can test a
+"""Digests are all that leaves the ingress of a client's names. Their salt is shared by all ingress replicas of one
+application, so that equal names are equal at router and predictors and in journals, and nobody without the salt can test a
 guess against them.
 
 Where the wire has a secret, the salt is derived from that. Without one all processes are on one node, and its replicas

@@ -1,8 +1,8 @@
 """A page that is made anew only when it is due, because making it holds up the streams of the same event loop.
 
 `/metrics` and `/sluice/status` are open to everybody, can be asked for many times in one packet, and take the longer to
-make the more engines there are. A page is kept for so long that making it again and again takes at most `SHARE` of the
-loop's time, but never for longer than a bound.
+make the more engines there are. A page is kept until making it again and again takes at most `SHARE` of the loop's
+time, but never for longer than a bound.
 """
 
 import time

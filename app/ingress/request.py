@@ -523,7 +523,7 @@ _TOLD: dict[str, str] = {
     "overloaded": "The engine that had the request has as many as it takes; try again later.",
     NOT_RESUMABLE: "An engine failed in the midst of the answer, and no other one can go on with it; try again.",
 }
-"""What a client is told of an engine's failure, by its code."""
+"""The sentence that a client gets about an engine's failure, by its code."""
 
 
 def told_of(blame: Blame) -> str:

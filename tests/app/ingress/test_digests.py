@@ -1,4 +1,4 @@
-"""What of a client's names leaves an ingress: digests that replicas of one application share, and no name."""
+"""Digests leave an ingress instead of names; replicas of one application share them."""
 
 import os
 import tempfile
