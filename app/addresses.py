@@ -57,6 +57,13 @@ def node_host(wire: WireConfig) -> str | None:
     return inside[0]
 
 
+def side_channel_host(wire: WireConfig) -> str:
+    """Returns the address on which NIXL's side channel listens, which authenticates nobody: this node's in the network
+    `wire.interface`, or loopback where everything stays inside one node. Raises RuntimeError as `node_host` does.
+    """
+    return node_host(wire) or "127.0.0.1"
+
+
 def _own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     families = (socket.AF_INET, socket.AF_INET6)
     found = [a.address for device in psutil.net_if_addrs().values() for a in device if a.family in families]

@@ -14,18 +14,22 @@ The SDK has a reader of its own (`sluice/_admin_key.py`), because it imports not
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.private_folder import check_own, make_private
 from app.user_folder import user_folder
 
 if TYPE_CHECKING:
     import httpx
+
+log = logging.getLogger("ray.serve")
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 """Hosts of a URL to which a client of this machine may send a key that it has read from a file."""
@@ -37,6 +41,15 @@ def keys_of_environment(variable: str = "SLUICE_ADMIN_KEYS") -> tuple[str, ...]:
     """Returns the keys in a variable of the environment, which commas separate."""
     given = os.environ.get(variable, "")
     return tuple(key.strip() for key in given.split(",") if key.strip())
+
+
+def warn_of_shown_keys(options: Mapping[str, Any]) -> None:
+    """Logs a warning if the configured `ingress.options` have admin keys, which then are readable in clear text."""
+    if options.get("admin_keys"):
+        log.warning(
+            "ingress.options.admin_keys is set: the keys are in clear text in the configuration file, and Ray's"
+            " dashboard and `serve config` show them. Put them into the environment variable SLUICE_ADMIN_KEYS instead"
+        )
 
 
 def name_of_key(key: str) -> str:

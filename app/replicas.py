@@ -29,7 +29,7 @@ from actors.scaling import fleet
 from actors.telemetry import logs
 from actors.wire import channel
 from actors.wire.environment import hand_down
-from app.addresses import listen_addresses, node_host
+from app.addresses import listen_addresses, side_channel_host
 from app.config import ModelConfig, RouterConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.flow_agent import AgentKeeper, FlowShare
@@ -228,7 +228,7 @@ class EngineReplica:
         self._drain_s = stay.drain_s
         engine_id = fleet.engine_id(config.name, context.replica_id.unique_id)
         logs.start("engine", engine_id)
-        defaults: dict[str, Any] = {"side_channel_host": node_host(wire) or "127.0.0.1"}
+        defaults: dict[str, Any] = {"side_channel_host": side_channel_host(wire)}
         if cores is not None:
             self._cores = claim(
                 divide_cores(usable_cores(), cores.engines),

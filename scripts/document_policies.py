@@ -90,7 +90,8 @@ prompt waits for a decode engine. What it refuses is answered with 429, the wait
 words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and retries
 are never refused by it, but the limits of the dispatcher hold for them: what `by_wait` holds in the queue counts for
 `max_queue` and `queue_timeout_s`. Default: `open`, until a live benchmark has shown `by_wait`; in simulation `by_wait`
-keeps its goodput at every load (`python -m benchmarks run overload`).
+keeps its goodput above capacity, and a little less of it at capacity itself ([design.md](design.md#38-admission);
+`python -m benchmarks run overload`).
 
 ```yaml
 router:

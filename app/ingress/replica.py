@@ -15,7 +15,7 @@ from actors.options import from_options
 from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
 from actors.wire import channel
-from app.admin_key import KeyFile, keys_of_environment
+from app.admin_key import KeyFile, keys_of_environment, warn_of_shown_keys
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
 from app.ingress.asgi import IngressApp
@@ -99,6 +99,7 @@ class IngressReplica:
         }
         ingress = from_options(IngressConfig, options, "ingress.options")
         key_file = KeyFile(group.port, wire.secret())
+        warn_of_shown_keys(group.options)
         if ingress.admin_keys:
             key_file.remove()
         else:

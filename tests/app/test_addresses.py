@@ -28,6 +28,14 @@ def test_one_setting_names_the_internal_address_of_every_node(
 
 
 @pytest.mark.parametrize(
+    ("interface", "host"), [(None, "127.0.0.1"), ("auto", "10.2.0.5"), ("10.1.0.0/16", "10.1.0.5")]
+)
+@pytest.mark.usefixtures("node")
+def test_nixls_side_channel_is_open_to_the_private_network_at_most(interface: str | None, host: str) -> None:
+    assert addresses.side_channel_host(WireConfig(interface=interface)) == host
+
+
+@pytest.mark.parametrize(
     ("interface", "says"),
     [
         ("10.3.0.0/16", r"10\.3\.0\.0/16, where this node has no address \(it has 127\.0\.0\.1, 10\.1\.0\.5"),

@@ -6,11 +6,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from app.admin_key import KeyFile, KeyFileError, authorize
+from app.admin_key import KeyFile, KeyFileError, authorize, warn_of_shown_keys
 from app.user_folder import user_folder
 from sluice._admin_key import key_of_this_machine
 
@@ -212,3 +213,12 @@ def test_a_file_that_another_user_could_have_made_is_not_read(
     folder.rename(folder.with_name(f"sluice-{other}"))
     monkeypatch.setattr(os, "getuid", lambda: other)
     assert told() == (None, None)
+
+
+@pytest.mark.parametrize(("options", "warned"), [({"admin_keys": ["a secret key"]}, True), ({}, False)])
+def test_keys_in_a_configuration_file_are_warned_of_without_showing_them(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: bool
+) -> None:
+    warn_of_shown_keys(options)
+    assert bool(caplog.records) == warned
+    assert ("SLUICE_ADMIN_KEYS" in caplog.text, "a secret key" in caplog.text) == (warned, False)

@@ -1,4 +1,6 @@
-"""The command: all parts, or those whose number is not 0. It ends with 1 if there is a finding."""
+"""The command: all parts, or those whose number is not 0. It ends with 1 if there is a finding. With `--out FILE` it
+writes what it saw, with the facts about machine and code, as JSON.
+"""
 
 import argparse
 import json
@@ -12,8 +14,14 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.checkout import PRODUCT
+from benchmarks.live.machine import command, facts, save
 from tests.fuzz import files, frames, requests
 from tests.fuzz.watch import Watch
+
+MODULE = "tests.fuzz.__main__"
+CODE = (*PRODUCT, "tests/fuzz", "tests/app/ingress")
+"""The folders that decide what is found: the application, the fuzzer, and the fleet in which it runs."""
 
 
 def main() -> int:
@@ -25,16 +33,24 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="longest time of requests and of frames"
     )
     parser.add_argument("--show", type=int, default=10, help="findings of each part to print")
+    parser.add_argument("--out", type=Path, help="file for counts, outcomes, memory and findings, as JSON")
     args = vars(parser.parse_args())
     logging.getLogger().setLevel(logging.ERROR)
     failed = False
+    machine = facts(MODULE, CODE) if args["out"] else {}
+    seen: dict[str, Any] = {}
     for name in PARTS:
         if args[name]:
             watch = uvloop.run(part(name, args["seed"], args[name], 60 * args["minutes"]))
-            print(json.dumps({name: watch.report()}), flush=True)
+            report = watch.report()
+            seen[name] = report | {"findings": watch.findings}
+            print(json.dumps({name: report}), flush=True)
             for finding in watch.findings[: args["show"]]:
                 print(f"--- {finding}", flush=True)
             failed |= bool(watch.findings)
+    if args["out"]:
+        whole = {"command": command(MODULE, None), "seed": args["seed"], "machine": machine, "parts": seen}
+        failed |= not save(args["out"], whole)
     return int(failed)
 
 

@@ -35,6 +35,7 @@ class Watch(logging.Handler):
         self.cases = 0
         self.broken = False
         self._began_s = time.monotonic()
+        self._rss_first = rss_bytes()
 
     def __enter__(self) -> "Watch":
         logging.getLogger().addHandler(self)
@@ -91,6 +92,8 @@ class Watch(logging.Handler):
         return {
             "cases": self.cases,
             "seconds": round(time.monotonic() - self._began_s, 1),
+            "rss_first_mb": round(self._rss_first / 1e6, 1),
+            "rss_last_mb": round(rss_bytes() / 1e6, 1),
             "rss_mb": [round(n / 1e6, 1) for n in self.rss[:: max(1, len(self.rss) // 10)]],
             "kinds": dict(self.kinds.most_common()),
             "findings": len(self.findings),

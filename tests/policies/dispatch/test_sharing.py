@@ -180,8 +180,10 @@ def test_the_newest_of_the_same_tenant_goes_first_while_its_oldest_is_late() -> 
     fleet.arrive("b", ttft_slo_s=100.0)
     fleet.now_s += 11.0
     new, _ = fleet.arrive("a", ttft_slo_s=10.0)
+    fleet.arrive("b", ttft_slo_s=100.0)
     actions = fleet.prefilled(running)
-    # the turn is that of "a", as it came first; "b" is not asked instead
+    # the turn is that of "a", as it came first; neither the oldest of "b" is asked instead nor the newest, which is
+    # the newest of all
     assert [(a.attempt_id, a.reason) for a in actions if isinstance(a, Reject)] == [(old[0], "late")]
     assert sent(actions) == [new]
     [running] = sent(fleet.prefilled(new))
