@@ -1,6 +1,6 @@
 """Digests are all that leaves the ingress of a client's names. Their salt is shared by all ingress replicas of one
-application, so that equal names are equal at router and predictors and in journals, and nobody without the salt can test a
-guess against them.
+application, so that equal names are equal at router and predictors and in journals, and nobody without the salt can
+test a guess against them.
 
 Where the wire has a secret, the salt is derived from that. Without one all processes are on one node, and its replicas
 of one port share a random key in a file beside the admin key. The port is part of the salt, so two applications have
