@@ -14,10 +14,15 @@ import psutil
 
 def main() -> None:
     """Runs the command."""
-    # part of Ray's own state API (`ray.util.state`), which needs Ray's dashboard
+    # Ray's public state API (`ray.util.state`) needs Ray's dashboard, which the application does not start
+    from ray._private.authentication.authentication_token_setup import (
+        maybe_enable_token_auth_if_token_available,
+    )
     from ray._private.state import GlobalState
     from ray._raylet import GcsClientOptions
 
+    # as `ray.init` does before it connects to a cluster
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     state = GlobalState()
     state._initialize_global_state(
         GcsClientOptions.create(sys.argv[1], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
