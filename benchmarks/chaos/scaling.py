@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "prefill": {"replicas": 3, "scaling": WIDE["prefill"]},
     "decode": {"replicas": 3, "scaling": WIDE["decode"] | {"warm": 1}},
 }
-"""What the groups' configuration has for the autoscaler."""
+"""The parts of the groups' configuration that the autoscaler reads."""
 
 POLICY: dict[str, Any] = {"enabled": True, "policy": "fixed", "params": {"prefill": 3, "decode": 3}}
 """The configuration of the autoscaler. The policy wants these numbers as far as the bounds allow."""
