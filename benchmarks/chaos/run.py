@@ -48,8 +48,8 @@ POISON_S = 30.0
 
 MEASURE_S = 10.0
 
-GROUPS_S = 30.0
-"""Seconds for Ray to remove the placement groups of replicas that have ended."""
+JUDGED_S = 30.0
+"""Seconds for Ray to remove the placement groups of replicas that have ended, and for the autoscaler to answer."""
 
 
 @dataclass(slots=True)
@@ -372,18 +372,21 @@ class Run:
             self.leaks["order refused"] = administrator.refused
         if administrator.orders and administrator.orders[-1].acknowledged_s is None:
             self.leaks["order not acknowledged"] = dict(administrator.orders[-1].body)
-        told = await administrator.told()
-        why = "the autoscaler does not answer" if told is None else administrator.state.differs(told)
-        if why is not None:
-            self.leaks["what rules"] = why
-        wanted, end_s = administrator.state.replicas, time.monotonic() + GROUPS_S
-        found = None
-        while time.monotonic() < end_s:
-            found = await self._placement_groups()
-            if found == wanted:
-                return
+        end_s = time.monotonic() + JUDGED_S
+        differences = await self._differences(administrator)
+        while differences and time.monotonic() < end_s:
             await self._step(False)
-        self.leaks["placement groups"] = f"{found}, for {wanted} replicas"
+            differences = await self._differences(administrator)
+        self.leaks |= differences
+
+    async def _differences(self, administrator: Administrator) -> dict[str, str]:
+        """Returns in what the autoscaler and Ray are not as was acknowledged last, by name."""
+        told, found = await administrator.told(), await self._placement_groups()
+        rules = "the autoscaler does not answer" if told is None else administrator.state.differs(told)
+        wanted = administrator.state.replicas
+        groups = None if found == wanted else f"{found}, for {wanted} replicas"
+        differences = {"what rules": rules, "placement groups": groups}
+        return {name: why for name, why in differences.items() if why is not None}
 
     async def _placement_groups(self) -> int | None:
         """Returns the number of placement groups in the application's Ray, None where it cannot be read."""
