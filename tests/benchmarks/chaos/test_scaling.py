@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from actors.scaling.asked import answer
 from app.config import AppConfig
 from benchmarks.chaos.run import doing
@@ -68,6 +70,31 @@ def test_every_order_leads_to_the_engines_that_it_says_and_they_start_stop_switc
         assert sum(made.targets.values()) == state.replicas
     assert {Way.SWITCH, Way.ACTIVATE, Way.STOP} <= set(ways)
     assert made.stopped_active == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_losses_of_engines_orders_and_autoscalers_do_not_keep_the_fleet_from_what_was_ordered_last(
+    seed: int,
+) -> None:
+    """In small what the benchmark does to a whole application: a replica dies about every 20 rounds, the autoscaler
+    every 25 and goes on with the memory that was saved last, and every tenth round's orders to engines are lost.
+    """
+    rng, made, here = random.Random(seed), world(), STATES[0]
+    for state in walk(random.Random(seed))[1:12]:
+        # an autoscaler that has just started takes no order before its first round
+        made.round()
+        told(made, here.order_to(state))
+        here, saved = state, made.controller.memory()
+        for _ in range(rng.randrange(8, 40)):
+            if rng.random() < 0.05:
+                made.kill(rng.choice([replica for own in made.replicas.values() for replica in own]))
+            if rng.random() < 0.04:
+                made.controller = made.new_controller(saved)
+            if made.round(lost=rng.random() < 0.1).orders.targets:
+                saved = made.controller.memory()
+    made.settle(200)
+    assert engines(made) == here.engines
+    assert here.differs(told(made, {})) is None
 
 
 def test_what_rules_differs_from_what_was_ordered() -> None:
