@@ -19,7 +19,7 @@ def main() -> None:
         maybe_enable_token_auth_if_token_available,
     )
     from ray._private.state import GlobalState
-    from ray._raylet import GcsClientOptions
+    from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]  # compiled
 
     # as `ray.init` does before it connects to a cluster
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
