@@ -74,7 +74,12 @@ def test_a_foreseen_plan_has_engines_before_they_are_needed() -> None:
 
 
 def test_the_best_fixed_fleet_is_the_cheapest_with_enough_in_time() -> None:
-    costs = {"fixed 5P5D": run(0.95, 100.0), "fixed 5P6D": run(0.98, 110.0), "fixed 6P6D": run(0.995, 130.0)}
+    costs = {
+        "fixed 5P5D": run(0.95, 100.0),
+        "fixed 5P6D": run(0.98, 110.0),
+        "fixed 5P7D": run(0.992, 130.0),
+        "fixed 6P6D": run(0.995, 130.0),
+    }
 
     def values(name, config):
         if config["policy"] == "fixed":
@@ -89,6 +94,16 @@ def test_the_best_fixed_fleet_is_the_cheapest_with_enough_in_time() -> None:
     over = rows["engine time of ours, of the foreseeing plan's"]
     assert (over.ours, over.met) == (pytest.approx(100.0 * 70.0 / 60.0), True)
     assert rows["ours against ongoing: engine time"].met
+    # 6P5D is as large as 5P6D; with 99 % in time it would be cheaper than 6P6D
+    costs["fixed 6P5D"] = run(0.991, 110.0)
+    assert diurnal.best_fixed(results(diurnal, values)) == "fixed 6P5D"
+
+
+def test_fixed_fleets_are_divided_in_every_way_near_the_middle() -> None:
+    assert sorted(diurnal.FIXED) == [
+        *[(4, 6), (4, 7), (5, 5), (5, 6), (5, 7)],
+        *[(6, 4), (6, 5), (6, 6), (7, 4), (7, 5)],
+    ]
 
 
 @pytest.mark.parametrize(
