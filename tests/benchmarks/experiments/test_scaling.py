@@ -12,7 +12,7 @@ from benchmarks.experiments import scaling_ratio_shift as shift
 from benchmarks.experiments import scaling_scale as scale
 from benchmarks.experiments import scaling_steady as steady
 from benchmarks.experiments import scaling_tuning as tuning
-from benchmarks.experiments.base import Results
+from benchmarks.experiments.base import Results, Row
 from policies.scaling.base import Limits
 from policies.scaling.registry import SCALING
 
@@ -146,14 +146,31 @@ def test_the_ratio_shifts_with_each_half() -> None:
     )
 
 
-def test_the_knee_is_the_smallest_pool_that_is_nearly_as_good() -> None:
-    shares = dict(zip(burst.POOLS, (0.5, 0.7, 0.987, 0.99), strict=True))
-    found = results(
-        burst, lambda name, c: run(shares[c["pool"]] if c["policy"] == common.OURS else 0.6, 100.0)
-    )
+def knee(*shares: float) -> tuple[Row, Row]:
+    """Returns the rows of the knee and of the rise for these shares in time, one for each pool."""
+    of = dict(zip(burst.POOLS, shares, strict=True))
+    found = results(burst, lambda name, c: run(of[c["pool"]] if c["policy"] == common.OURS else 0.6, 100.0))
     rows = {row.name: row for row in burst.compare(found)}
-    assert rows["the knee of attainment over the pool"].ours == burst.POOLS[2]
-    assert rows["attainment does not fall with the pool"].met
+    return rows["the knee of attainment over the pool"], rows["attainment does not fall with the pool"]
+
+
+def test_the_knee_is_the_smallest_pool_that_is_nearly_as_good() -> None:
+    row, rising = knee(0.5, 0.7, 0.987, 0.988, 0.989, 0.99)
+    assert (row.ours, row.met, rising.met) == (burst.POOLS[2], True, True)
+
+
+def test_a_knee_above_the_aim_misses_it() -> None:
+    row, _ = knee(0.5, 0.6, 0.7, 0.8, 0.987, 0.99)
+    assert (row.ours, row.met) == (16.0, False)
+
+
+def test_no_knee_is_found_where_only_the_largest_pool_is_good_enough() -> None:
+    row, rising = knee(0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+    assert (row.ours, row.met, row.note, rising.met) == (None, False, "not found up to 20", True)
+
+
+def test_no_budget_keeps_the_burst_from_engines_that_its_pool_leaves() -> None:
+    assert burst.LIMITS.budget == burst.LIMITS.prefill_max + burst.LIMITS.decode_max + max(burst.POOLS)
 
 
 def test_changes_are_counted_after_the_first_hour() -> None:
