@@ -22,9 +22,9 @@ fewer have carried demand_down for `calm_s` seconds without a break; the fewest 
 most `limits.step` engines; after a growth nothing shrinks for `cool_down_s`, after a role switch no role switches
 back for `switch_pause_s`.
 
-`burst` is the last window's rate where it lies k = `burst_deviations` Poisson deviations above the level of three
-windows before: n + k sqrt(n) + (k^2 - 1) / 6 for a level of n requests a window (Cornish and Fisher's quantile, since
-few requests are skewed). Attainment below
+`burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
+Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
+since a burst raises the level. Attainment below
 `attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above, it falls by
 `headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is infeasible.
 
@@ -68,7 +68,8 @@ _CHANGED = 5.0
 # ASSUMPTION: weight of a window in the variance of one length, which one window raises by 16 % at most; its least value
 # is that of a coefficient of variation of 0.1, its first one that of 0.5.
 _SPREAD_GAIN, _SPREAD_MOST, _SPREAD_LEAST, _SPREAD_FIRST = 0.02, 9.0, 0.01, 0.25
-# A level is compared with a window's rate as it was before the last windows, since a burst raises it at once.
+# ASSUMPTION: the last levels of which the least is compared with a window's rate: the two first windows of a burst are
+# compared with the level before it.
 _BEFORE = 3
 # ASSUMPTION: where engines are short, decode gets what it needs for this many times what it holds, and one engine more.
 _AHEAD = 1.25
@@ -160,7 +161,7 @@ class Joint:
     drain_s: Annotated[float, Number(above=0.0, unit="s")] = 30.0
     """Time in which the requests that wait now shall have been served besides the demand."""
     burst_deviations: Annotated[float, Number(low=1.0)] = 4.75
-    """Poisson deviations above the level at which a window is a burst; 4.75 are one window in a million."""
+    """Deviations above the level beyond which a window is a burst; by chance one window in a million is."""
     attain: Annotated[float, Number(above=0.0, high=1.0)] = 0.99
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5
