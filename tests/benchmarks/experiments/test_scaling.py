@@ -185,6 +185,14 @@ def test_changes_are_counted_after_the_first_hour() -> None:
     assert steady.changes(rows[:3], 3_600.0) == 0
 
 
+def test_one_seed_with_changes_misses_the_aim_of_the_steady_day() -> None:
+    (variant,) = steady.variants(False)
+    of = {"slo_share": 1.0, "fleet/engine_s": 3_600.0, "requests": 10.0}
+    runs = {variant.name: {seed: {**of, "changes": float(n)} for seed, n in enumerate((0, 2, 0, 1))}}
+    row = steady.compare(Results("x", False, {variant.name: variant.config}, runs))[0]
+    assert (row.ours, row.met, row.note) == (2.0, False, "by seed: 0, 2, 0, 1")
+
+
 def test_what_a_fleet_carries_is_divided_among_its_engines() -> None:
     rate, first = scale.carried(64)
     assert first.total == 64

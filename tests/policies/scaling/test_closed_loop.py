@@ -33,11 +33,11 @@ def test_a_steady_load_does_not_oscillate() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_noise_of_few_requests_changes_nothing(seed: int) -> None:
-    """One request a second: ten arrivals in a window, so rates deviate by a third, and mean lengths of a coefficient of
-    variation of 0.5 by a sixth. Prompts take 2 s and outputs 20 s in the mean.
+    """Four requests in five seconds: eight arrivals in a window, so rates deviate by a third, and mean lengths of a
+    coefficient of variation of 0.5 by a sixth. Prompts take 2 s and outputs 20 s in the mean.
     """
     fleet = Fleet(joint(), prefill=4, decode=3, seed=seed, load=Load(20_000, 1_000, 0.5, 12.0))
-    fleet.run([1.0] * 4 * 3_600)
+    fleet.run([0.8] * 3 * 3_600)
     assert [counts for at_s, counts in fleet.changes if at_s >= 3_600.0] == []
     assert fleet.late / fleet.served < 0.01
 
