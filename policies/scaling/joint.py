@@ -79,8 +79,8 @@ _FULL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence for a mean length: the mean of the last windows in tokens, the number of requests that it rests on (0
-    before the first), and the variance of one length in units of the squared mean.
+    """The evidence for a mean length: the mean of the last windows in tokens, the number of requests that it rests on
+    (0 before the first), and the variance of one length in units of the squared mean.
     """
 
     recent: float = 0.0
