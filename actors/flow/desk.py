@@ -113,7 +113,7 @@ class Desk:
         self.open = 0
         """Flows that are open, those that were refused included."""
         self.ended_at: dict[int, Ended] = {}
-        """What has ended of own workers' flows, without those that were refused, by the level at which each was last
+        """Own workers' flows that have ended, without those that were refused, by the level at which each was last
         permitted, or else submitted.
         """
         self.ended: list[FlowRecord] = []

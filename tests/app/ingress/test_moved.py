@@ -80,7 +80,7 @@ async def test_an_ingress_learns_tiers_from_the_router_and_nodes_from_the_engine
     ]
     network = None if tier is None else RouterNetwork(NetworkConfig(file=str(file)))
     async with rig(tmp_path, engines, network=network) as made:
-        await until(lambda: tier is None or network is None or network.gauges(0.0)["network_source"] >= 1)
+        await until(lambda: network is None or network.gauges(0.0)["network_source"] >= 1, "an oracle")
         for _ in range(6):
             assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
         transfers = made.metric("sluice_kv_transfers_total")
