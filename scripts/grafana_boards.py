@@ -250,7 +250,10 @@ TRANSFERS = Board(
             line(
                 "Bytes by pair of nodes",
                 "Bps",
-                (counted("sluice_kv_pair_transfer_bytes_total", "source, target"), "{{source}} to {{target}}"),
+                (
+                    counted("sluice_kv_pair_transfer_bytes_total", "source, target"),
+                    "{{source}} to {{target}}",
+                ),
             ),
         ),
         "Pool and leases": (
