@@ -225,6 +225,10 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
     headers = {"accept": "text/event-stream" if stream else "application/json"}
     if (migrate := options.get("migrate")) is not None:
         headers["x-sluice-migrate"] = "on" if migrate else "off"
+    server_timeout_s = options.get("server_timeout_s")
+    check_limit("server_timeout_s", server_timeout_s)
+    if server_timeout_s is not None:
+        headers["x-sluice-timeout-s"] = repr(float(server_timeout_s))
     headers.update({name.lower(): value for name, value in (options.get("extra_headers") or {}).items()})
     return Call("POST", path, body=body, headers=headers, timeout_s=timeout_s)
 

@@ -73,6 +73,8 @@ class RequestOptions(TypedDict, total=False):
     """A text; only requests with the same one (or none, as they have) share KV in the prefix caches of engines."""
     migrate: bool | None
     """Whether another engine may go on with an answer when one fails in its midst; the server's default is yes."""
+    server_timeout_s: float | None
+    """Seconds after which the server gives the request up; its own limit counts where that is lower."""
     extra_body: Mapping[str, Any] | None
     """Further fields of the body, sent as they are; they win over the options above."""
     extra_headers: Mapping[str, str] | None
@@ -97,7 +99,7 @@ class CompletionOptions(RequestOptions, total=False):
     suffix: str | None
 
 
-_TRANSPORT_OPTIONS = frozenset({"migrate", "extra_body", "extra_headers", "timeout_s"})
+_TRANSPORT_OPTIONS = frozenset({"migrate", "server_timeout_s", "extra_body", "extra_headers", "timeout_s"})
 
 
 def chat_body(

@@ -1,10 +1,12 @@
-"""Sluice's additions to a request: priority, SLO, session and mode, from the body or else from headers.
+"""Sluice's additions to a request: priority, SLO, session, timeout and mode, from the body or else from headers.
 
 body                                header
 priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
 user (OpenAI's own field)           x-sluice-user; predictors learn output lengths for each user
+-                                   x-sluice-timeout-s (the total time that the request may take, at most the
+                                    operator's `request_timeout_s`)
 -                                   x-sluice-migrate (on or off: whether another engine may go on with an answer)
 -                                   x-sluice-mode (colocated or disaggregated: only engines of that kind serve
                                     it; for measurements, by administrators: `app.ingress.admin`)
@@ -87,7 +89,7 @@ def terms_of(
         session=name_of(request.session, headers, "x-sluice-session"),
         local=local,
         mode=mode_of(headers),
-        timeout_s=defaults.timeout_s,
+        timeout_s=timeout_of(headers, defaults.timeout_s),
         migrate=migrate_of(headers),
         tenant=defaults.tenant,
         weight=defaults.weight,
@@ -129,10 +131,20 @@ def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, 
     ttft_ms = slo.ttft_ms if slo else None
     tpot_ms = slo.tpot_ms if slo else None
     if ttft_ms is None:
-        ttft_ms = _milliseconds(headers, b"x-sluice-slo-ttft-ms")
+        ttft_ms = _positive(headers, b"x-sluice-slo-ttft-ms", "milliseconds")
     if tpot_ms is None:
-        tpot_ms = _milliseconds(headers, b"x-sluice-slo-tpot-ms")
+        tpot_ms = _positive(headers, b"x-sluice-slo-tpot-ms", "milliseconds")
     return (None if ttft_ms is None else ttft_ms / 1e3), (None if tpot_ms is None else tpot_ms / 1e3)
+
+
+def timeout_of(headers: dict[bytes, bytes], most_s: float | None) -> float | None:
+    """Returns the seconds that the request may take: what its header asks for, but at most `most_s` (None: any). Raises
+    `ApiError` 400 for a header that is no positive number.
+    """
+    asked_s = _positive(headers, b"x-sluice-timeout-s", "seconds")
+    if asked_s is None or most_s is None:
+        return most_s if asked_s is None else asked_s
+    return min(asked_s, most_s)
 
 
 def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
@@ -186,7 +198,7 @@ def _priority_in(text: str) -> int | str:
     return value
 
 
-def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
+def _positive(headers: dict[bytes, bytes], name: bytes, unit: str) -> float | None:
     raw = headers.get(name)
     if raw is None:
         return None
@@ -195,7 +207,7 @@ def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise bad_request(f"'{name.decode()}' must be a positive number of milliseconds.", name.decode())
+        raise bad_request(f"'{name.decode()}' must be a positive number of {unit}.", name.decode())
     return value
 
 

@@ -39,7 +39,7 @@ _ANSWERS: dict[int, str] = {
     500: "A fault of the server; its log says more.",
     502: "Engines failed before the first token, and retries are used up.",
     503: "Not ready, overloaded or shutting down.",
-    504: "The request took longer than the server allows, or the router did not answer in time.",
+    504: "The request took longer than it or the server allows, or the router did not answer in time.",
 }
 
 _REQUEST_ID = {
@@ -66,6 +66,11 @@ _EXTENSION_HEADERS = [
     _header("x-sluice-slo-tpot-ms", "Used where the body has no `slo.tpot_ms`.", _POSITIVE),
     _header("x-sluice-session", "Used where the body has no `session`.", _NAME),
     _header("x-sluice-user", "Used where the body has no `user`.", _NAME),
+    _header(
+        "x-sluice-timeout-s",
+        "Seconds that the request may take in all; where the server allows less, that counts.",
+        _POSITIVE,
+    ),
     _header(
         "x-sluice-migrate",
         "Whether another engine goes on with the answer when one fails; an answer that went on says so in `sluice`.",

@@ -471,6 +471,11 @@ class IngressRequest(Connected):
 
     # --------------------------------------------------------------------------------------------------- client
 
+    def _limits_itself(self) -> bool:
+        """Returns whether the client allows less time than the server does."""
+        timeout_s = self.terms.timeout_s
+        return timeout_s is not None and timeout_s < self._connections.config.request_timeout_s
+
     def has(self, index: int) -> bool:
         return index < self.spec.choices
 
@@ -498,6 +503,8 @@ class IngressRequest(Connected):
             )  # fmt: skip
             if failure.code == blamed.code:
                 message = told_of(blamed)
+        if failure.code == "deadline" and self._limits_itself():
+            message = "The request took longer than its 'x-sluice-timeout-s' allows."
         self._client.failed(
             self,
             ApiError(

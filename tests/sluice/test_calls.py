@@ -55,6 +55,7 @@ def test_chat_sends_every_option_and_returns_the_typed_answer(server: ContractSe
         slo=SLO(ttft_ms=200, tpot_ms=50),
         session="s1",
         migrate=False,
+        server_timeout_s=30,
         extra_body={"new_field": 1},
         extra_headers={"X-Trace": "t"},
     )
@@ -85,6 +86,7 @@ def test_chat_sends_every_option_and_returns_the_typed_answer(server: ContractSe
     }
     assert request.headers["x-trace"] == "t"
     assert request.headers["x-sluice-migrate"] == "off"
+    assert request.headers["x-sluice-timeout-s"] == "30.0"
     assert request.headers["content-type"] == "application/json"
     assert (answer.text, answer.choices[0].finish_reason, answer.request_id) == ("Hi", "stop", "req-7")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 2)
@@ -96,6 +98,7 @@ def test_what_is_not_said_is_not_sent(server: ContractServer, driver: Driver) ->
     driver.call(server.url, "chat", "Hi", temperature=None, model=None)
     assert server.requests[0].json == {"messages": [{"role": "user", "content": "Hi"}]}
     assert "x-sluice-migrate" not in server.requests[0].headers
+    assert "x-sluice-timeout-s" not in server.requests[0].headers
 
 
 def test_an_answer_says_where_another_engine_went_on(server: ContractServer, driver: Driver) -> None:

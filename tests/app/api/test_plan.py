@@ -124,6 +124,23 @@ def test_the_operators_defaults_fill_in_what_a_request_leaves_open() -> None:
     assert plan_completion(orjson.dumps(body), {}, defaults).terms == Terms(ttft_slo_s=0.5, timeout_s=60.0)
 
 
+@pytest.mark.parametrize(
+    ("asked", "most_s", "expected"),
+    [
+        (None, 60.0, 60.0), (b"2.5", 60.0, 2.5), (b"61", 60.0, 60.0), (b"60", 60.0, 60.0),
+        (b"2.5", None, 2.5), (None, None, None),
+    ],
+)  # fmt: skip
+def test_a_request_may_take_less_time_than_the_operator_allows_and_not_more(
+    asked: bytes | None, most_s: float | None, expected: float | None
+) -> None:
+    headers = {} if asked is None else {b"x-sluice-timeout-s": asked}
+    plan = plan_completion(orjson.dumps({"prompt": "hi"}), headers, Defaults(7, most_s))
+    assert plan.terms.timeout_s == expected
+    said = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    assert plan_chat(said, headers, Defaults(7, most_s)).terms.timeout_s == expected
+
+
 def test_only_echoed_logprobs_need_the_prompt_where_the_answer_is() -> None:
     assert completion(echo=True, logprobs=2).terms.local
     assert completion(echo=True, logprobs=2).params["prompt_logprobs"] == 2

@@ -374,7 +374,28 @@ async def test_the_total_time_of_a_request_is_bounded(tmp_path: Path) -> None:
     async with rig(tmp_path, manual(tmp_path), config) as made:
         answer = await post(made)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+        assert answer.json()["error"]["message"] == "The request took longer than the server allows."
         await made.idle()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_limits_its_own_request(tmp_path: Path, begun: bool) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        # long enough for the first token to come on a busy machine
+        headers = {"x-sluice-timeout-s": "5" if begun else "0.2"}
+        path = "/v1/chat/completions"
+        task = asyncio.create_task(made.client.post(path, json=made.chat(stream=begun), headers=headers))
+        if begun:
+            await advance(made, "decode")
+        answer = await task
+        assert answer.status_code == (200 if begun else 504)
+        error = json.loads(answer.text.rpartition("data: ")[2])["error"]
+        assert error["code"] == "deadline"
+        assert error["message"] == "The request took longer than its 'x-sluice-timeout-s' allows."
+        await made.idle()
+        refused = await made.client.post(path, json=made.chat(), headers={"x-sluice-timeout-s": "0"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-sluice-timeout-s")
+        assert "a positive number of seconds" in refused.json()["error"]["message"]
 
 
 async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
