@@ -161,6 +161,26 @@ def test_a_replica_has_a_placement_group_of_its_own() -> None:
         parse(given)
 
 
+@pytest.mark.parametrize(
+    ("more", "bundle", "least"),
+    [
+        # a replica reserves 0.1 where the configuration says nothing
+        ({}, {"CPU": 0.02}, "CPU: 0.1 "),
+        ({"num_cpus": 0.5, "num_gpus": 1}, {"CPU": 0.5}, "GPU: 1 "),
+        ({"resources": {"left": 2}}, {"CPU": 1.0, "left": 1}, "left: 2 "),
+    ],
+)
+def test_a_first_bundle_without_room_for_the_replica_is_refused_with_its_key(
+    more: dict[str, Any], bundle: dict[str, float], least: str
+) -> None:
+    given = args()
+    given["engines"][1] |= {"placement_group_bundles": [bundle, {"CPU": 4.0}], **more}
+    with pytest.raises(
+        ConfigError, match=rf"engines\.d\.placement_group_bundles: the first bundle .* at least {least}"
+    ):
+        parse(given)
+
+
 def test_cores_are_divided_for_the_most_replicas() -> None:
     given = {
         "engines": [

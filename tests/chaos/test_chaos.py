@@ -37,6 +37,15 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     run(setup, tmp_path / "logs")
 
 
+def test_faults_while_an_autoscaler_changes_the_fleet_lose_nothing(tmp_path: Path) -> None:
+    setup = sim_setup(clients=12, every_s=3.0, scaling=True, long_share=0.0)
+    # the autoscaler, what carries its orders out, and engines in every part; a minute is too short for the others
+    parts = ("autoscaler", "router", "controller", "warm", "starting", "draining")
+    kinds = [k for k in setup.kinds if k.part in parts or k.name in ("kill decode", "kill prefill")]
+    result = run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
+    assert any(acknowledged_s is not None for _, _, acknowledged_s, *_ in result["orders"])
+
+
 def test_partitions_and_lacks_of_memory_lose_nothing(tmp_path: Path) -> None:
     setup = sim_setup(clients=12, every_s=3.0, bare=True, long_share=0.0)
     run(dataclasses.replace(setup, kinds=BARE), tmp_path / "logs")
