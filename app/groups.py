@@ -10,6 +10,7 @@ from actors.options import from_options
 from actors.scaling.bounds import MOST, excluded
 from actors.scaling.fleet import Group
 from actors.scaling.journal import ScalingJournalConfig
+from actors.scaling.waits import START_LIMIT_S, TIMES_LONGEST
 from policies.scaling.base import ScalingPolicy
 from policies.scaling.registry import make
 from policies.scaling.sleep import Sleep
@@ -207,8 +208,9 @@ class ScalingConfig(Strict):
     """The autoscaler. With `enabled` it runs beside the router, and `policy` decides within the bounds of the groups.
 
     Groups with `scaling.min: 0` have no replicas once there has been no request for `sleep_after_s`; the next one wakes
-    them, and has failed if none serves after `wake_limit_s`. On each node that has engines, `prewarmed` processes wait
-    for the next start with their imports done (`app.prewarmed`).
+    them, and has failed if none serves after `wake_limit_s`. A replica that has not come to the router within
+    `start_limit_s` no longer counts as capacity on its way (`actors.scaling.waits`). On each node that has engines,
+    `prewarmed` processes wait for the next start with their imports done (`app.prewarmed`).
 
     `params` are those of the policy; its bounds (`limits`) come from the groups, but for `limits.step`. All groups
     together have at most `budget` replicas. `journal` holds fields of `ScalingJournalConfig`.
@@ -222,6 +224,10 @@ class ScalingConfig(Strict):
     )
     sleep_after_s: Annotated[float, Field(gt=0)] = SLEEP.idle_s
     wake_limit_s: Annotated[float, Field(gt=0)] = SLEEP.wake_limit_s
+    start_limit_s: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description=f"default: {START_LIMIT_S:g} s, or {TIMES_LONGEST:g} times the longest start if that is longer",
+    )
     prewarmed: Annotated[int, Field(ge=0, le=64)] = 0
     journal: dict[str, Any] = Field(default_factory=dict)
 

@@ -369,7 +369,7 @@ class AutoscalerReplica:
         self._autoscaler = Autoscaler(
             me,
             finder(router),
-            Controller(config.policy, groups, version, await store.load()),
+            Controller(config.policy, groups, version, await store.load(), config.scaling.start_limit_s),
             counts,
             store,
             None if journal.folder is None else ScalingJournal(journal, version),

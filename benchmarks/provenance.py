@@ -35,7 +35,7 @@ MISSING = frozenset(
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.
 
-The set only shrinks: a file leaves it when it is committed.
+A file enters with the code that measures it, and leaves when it is committed.
 """
 
 

@@ -29,7 +29,7 @@ from benchmarks.chaos.scaling import DUTIES, STATES, Administrator, State
 from benchmarks.chaos.schedule import ENGINES, OTHERS, Schedule, role_of
 from benchmarks.chaos.setups import Setup
 from benchmarks.chaos.watch import Watch
-from benchmarks.live.servers import ServerError
+from benchmarks.live.servers import ROOT, ServerError
 
 SERVED_S = 1.0
 """A request that has made no progress for longer than this waits in vain. ASSUMPTION: twice the longest prefill."""
@@ -50,6 +50,11 @@ MEASURE_S = 10.0
 
 JUDGED_S = 30.0
 """Seconds for Ray to remove the placement groups of replicas that have ended, and for the autoscaler to answer."""
+
+COUNTED_S = 60.0
+"""Longest wait for the number of placement groups. ASSUMPTION: Ray's imports take a few seconds on a busy machine, and
+a client of a control process that hangs would wait without end.
+"""
 
 
 @dataclass(slots=True)
@@ -394,8 +399,15 @@ class Run:
         if address is None:
             return None
         program = (sys.executable, "-m", "benchmarks.chaos.placement", address)
-        asked = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-        printed, _ = await asked.communicate()
+        asked = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+        try:
+            printed, _ = await asyncio.wait_for(asked.communicate(), COUNTED_S)
+        except TimeoutError:
+            return None
+        finally:
+            if asked.returncode is None:
+                asked.kill()
+                await asked.wait()
         return int(printed.split()[-1]) if asked.returncode == 0 else None
 
 

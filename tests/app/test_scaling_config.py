@@ -76,6 +76,7 @@ def test_groups_as_the_autoscaler_knows_them() -> None:
     ("scaling", "decode", "says"),
     [
         ({"sleep_after_s": 0}, {"min": 0}, r"scaling\.sleep_after_s: Input should be greater than 0"),
+        ({"start_limit_s": 0}, {}, r"scaling\.start_limit_s: Input should be greater than 0"),
         (
             {"params": {"sleep": {}}},
             {},
