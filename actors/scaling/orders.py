@@ -18,6 +18,8 @@ from policies.scaling.observation import Duty, EngineView, Observation
 from policies.scaling.warm_pool import first_to_activate, first_to_leave
 from policies.state.views import Role
 
+OVER_BUDGET = "scaling.budget allows no more beside them"
+
 
 class Order(NamedTuple):
     """One engine's role and duty, which is ACTIVE or WARM."""
@@ -71,9 +73,10 @@ def orders(
     names engines of running replicas that have not come to the router: they are given up like those that start.
 
     `overdue` names engines that are awaited and that `seen` leaves out, so the plan starts others. Another replica of
-    the same group would lack the same, so these starts go to a group that waits for none; the overdue replica is given
-    up for it, unless its group then had too few. Where there is no such group, the overdue replicas stay wanted. All
-    groups together get at most `budget` replicas by this.
+    the same group would lack the same, so these starts go to a group that waits for none, and an overdue replica that
+    has no place yet is given up for each. One that has a place may be loading, so it stays, as one does of a group with
+    its least number; the other one then starts only if all groups together get no more than `budget` replicas. Where
+    there is no such group, the overdue replicas stay wanted.
     """
     return _Work(plan, seen, fleet, groups, fixed, lost, overdue, budget).done()
 
@@ -148,10 +151,20 @@ class _Work:
         if self.instead:
             self.instead -= 1
             self._start_instead(role, [group for group in free if not self.overdue[group.name]])
-        elif free:
-            self.target[self._best(role, free)] += 1
-        else:
+        elif not free:
             self.notes.append(f"no group may have one more replica, so nothing is started for {role.value}")
+        elif self.overdue and not self._has_budget():
+            self._note(f"nothing more is started for {role.value} while replicas are overdue: {OVER_BUDGET}")
+        else:
+            self.target[self._best(role, free)] += 1
+
+    def _has_budget(self) -> bool:
+        """Returns whether there may be one more replica. Plans keep the budget without those that are overdue."""
+        return self.budget is None or self.target.total() - self.given_up.total() < self.budget
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _best(self, role: Role, free: list[Group]) -> str:
         """Returns the name of the group that gets one more replica for a role."""
@@ -165,29 +178,28 @@ class _Work:
         return best.name
 
     def _start_instead(self, role: Role, free: list[Group]) -> None:
-        """Asks for one more replica of these groups in the place of an overdue one, which is given up if it does not
-        run and its group has enough without it.
+        """Asks for one more replica of these groups in the place of an overdue one, which is given up if nothing that
+        has begun is lost by it, and its group has enough without it.
         """
         leaves = [
             name
             for name, number in self.overdue.items()
-            if self.given_up[name] < min(number, self._not_running(name))
+            if self.given_up[name] < min(number, self._without_place(name))
             and self.now[name] - self.given_up[name] > self.groups[name].least
         ]
+        why = None
         if not free:
             why = "no group without such replicas may have one more"
         elif leaves:
             self.given_up[min(leaves, key=lambda name: (self.groups[name].role is not role, name))] += 1
+        elif not self._has_budget():
+            why = OVER_BUDGET
+        if why is None:
             self.target[self._best(role, free)] += 1
-            return
-        elif self.budget is None or self.target.total() - self.given_up.total() < self.budget:
-            self.target[self._best(role, free)] += 1
-            return
         else:
-            why = "scaling.budget allows no more"
-        note = f"nothing is started for {role.value} in the place of replicas that are overdue: {why}"
-        if note not in self.notes:
-            self.notes.append(note)
+            self._note(
+                f"nothing is started for {role.value} in the place of replicas that are overdue: {why}"
+            )
 
     def _leave_full_groups(self) -> None:
         """Has engines leave a group that has more replicas than it may have, since its bounds were changed. The plan
@@ -217,13 +229,15 @@ class _Work:
             role = self.views[engine].role
             fewer[min(free, key=lambda g: (g.name != own, g.role is not role, g.name)).name] += 1
         staying = [e for e in self.seen.engines if e.duty is not Duty.DRAINING]
-        there = len(staying) + self.target.total() - sum(self.now.values())
-        leave = sum(fewer.values()) - self.given_up.total()
-        over = there - leave - self.plan.serving.total - self.plan.warm
-        # overdue ones are not among those that are there, so they go first and by themselves
-        late = over + self.overdue.total() - self.given_up.total()
+        ready = sum(e.duty is not Duty.STARTING for e in staying)
+        begun = self.target.total() - sum(self.now.values())
+        wanted = self.plan.serving.total + self.plan.warm + sum(fewer.values()) - self.given_up.total()
+        over = len(staying) + begun - wanted
+        # An overdue replica stays until engines are ready in its place, also when other groups have begun to start
+        # some: it may come before them, and if every start took long, none would end.
+        missing = max(0, wanted - ready)
         for name in self.groups:
-            late -= self._take_back(name, min(late, self.overdue[name] - self.given_up[name]), fewer)
+            self._take_back(name, self.overdue[name] - self.given_up[name] - missing, fewer)
         for name in self.groups:
             over -= self._take_back(name, over, fewer)
         return {name: n for name, n in fewer.items() if n > 0}
@@ -243,6 +257,14 @@ class _Work:
         deployed = self.fleet.groups[name]
         staying = deployed.staying
         return sum(not r.running for r in staying) + max(0, deployed.target - len(staying))
+
+    def _without_place(self, name: str) -> int:
+        """Returns how many replicas of a group no node has; 0 while another one starts, because Serve might stop that
+        one instead.
+        """
+        if any(not r.running and r.node is not None for r in self.fleet.groups[name].staying):
+            return 0
+        return self._not_running(name)
 
     # ------------------------------------------------------------------------------------------------------ engines
 

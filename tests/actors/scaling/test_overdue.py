@@ -11,6 +11,7 @@ import pytest
 
 from actors.scaling.asked import answer
 from actors.scaling.fleet import Group
+from actors.scaling.orders import OVER_BUDGET
 from policies.scaling.observation import Duty
 from policies.state.views import Role
 from tests.actors.scaling.world import World
@@ -40,7 +41,7 @@ def rounds(made: World, number: int) -> None:
         made.round()
 
 
-def told(made: World) -> dict[str, Any]:
+def described(made: World) -> dict[str, Any]:
     status, text, _ = answer(made.controller, b"{}", 0.0)
     assert status == 200
     found: dict[str, Any] = json.loads(text)
@@ -48,18 +49,26 @@ def told(made: World) -> dict[str, Any]:
 
 
 def of_group(made: World, name: str) -> tuple[int, int, int, int]:
-    """Replicas that are wanted, active, starting and overdue engines of a group, as an administrator is told."""
-    (group,) = (group for group in told(made)["groups"] if group["name"] == name)
+    """Replicas that are wanted, active, starting and overdue engines of a group, as an administrator reads them."""
+    (group,) = (group for group in described(made)["groups"] if group["name"] == name)
     return group["replicas"], group["active"], group["starting"], group["overdue"]
 
 
-@pytest.mark.parametrize("fails_after", [None, 5], ids=["never placed", "dies at each start"])
-def test_what_never_starts_is_given_up_for_a_start_in_another_group(fails_after: int | None) -> None:
-    made = world(3, full=frozenset({"da"}), fails_after=fails_after)
-    # the first replicas run already
+def stuck(decode: int = 3, **given: Any) -> World:
+    """The fleet in the round in which the engines of `da` that never start become overdue."""
+    made = world(decode, full=frozenset({"da"}), **given)
+    # the first replica runs already
     for replica in made.replicas["da"]:
         replica.placed = True
-    # one more is asked for in the first round, and awaited from the second on
+    # the others are asked for in the first round, and awaited from the second on
+    rounds(made, 22)
+    return made
+
+
+def test_what_is_never_placed_is_given_up_for_a_start_in_another_group() -> None:
+    made = world(3, full=frozenset({"da"}))
+    for replica in made.replicas["da"]:
+        replica.placed = True
     rounds(made, 21)
     assert of_group(made, "da") == (2, 1, 1, 0)
     assert made.targets == {"p": 1, "da": 2, "db": 1}
@@ -71,13 +80,40 @@ def test_what_never_starts_is_given_up_for_a_start_in_another_group(fails_after:
     assert made.stopped_active == 0
 
 
-def stuck(decode: int = 3, **given: Any) -> World:
-    """The fleet when an engine of `da` is overdue, and before that of `db` only if its room is given."""
-    made = world(decode, full=frozenset({"da"}), **given)
-    for replica in made.replicas["da"]:
-        replica.placed = True
-    rounds(made, 22)
-    return made
+@pytest.mark.parametrize(("budget", "started"), [(4, 1), (5, 2)])
+def test_what_dies_at_each_start_stays_until_another_group_has_one_if_the_budget_allows_it(
+    budget: int, started: int
+) -> None:
+    """Serve makes a replica of `da` every five rounds, and none comes: p, da and db have 1 + 2 + 1 replicas."""
+    made = stuck(fails_after=5, budget=budget)
+    assert made.targets == {"p": 1, "da": 2, "db": started}
+    rounds(made, 60)
+    assert made.targets == {"p": 1, "da": 3 - started, "db": started}
+    assert made.roles()[Role.DECODE] == 1 + started
+
+
+@pytest.mark.parametrize("budget", [4, 5, None])
+def test_a_start_that_takes_longer_than_the_limit_is_not_given_up(budget: int | None) -> None:
+    """Every start takes 70 rounds. If what loads were given up for another group, none would ever end."""
+    made = world(3, budget=budget)
+    made.settle()
+    for own in made.replicas.values():
+        for replica in own:
+            replica.born -= 70
+    made.start_rounds = 70
+    made.kill(made.replicas["da"][0])
+    for second in range(75):
+        for own in made.replicas.values():
+            for replica in own:
+                replica.loads = True
+        made.round()
+        if second == 40:
+            assert of_group(made, "da")[3] == 1
+    assert made.roles() == {Role.PREFILL: 1, Role.DECODE: 3}
+    made.settle(100)
+    assert made.roles() == {Role.PREFILL: 1, Role.DECODE: 3}
+    assert sum(made.targets.values()) == 4
+    assert made.stopped_active == 0
 
 
 def test_without_another_group_it_stays_wanted_and_nothing_more_is_asked_for() -> None:
@@ -87,7 +123,7 @@ def test_without_another_group_it_stays_wanted_and_nothing_more_is_asked_for() -
         assert made.round().orders.targets == ()
     assert made.targets == {"p": 1, "da": 2}
     assert of_group(made, "da") == (2, 1, 0, 1)
-    assert told(made)["notes"] == [
+    assert described(made)["notes"] == [
         "da: 1 of 2 replicas have not started within 20 s (scaling.start_limit_s) and count as capacity no longer; see"
         " what they lack (`ray status`, `serve status`) and their logs, or ask for fewer",
         "nothing is started for decode in the place of replicas that are overdue: no group without such replicas may"
@@ -102,7 +138,7 @@ def test_one_that_comes_late_serves() -> None:
     late.placed, late.born = True, made.now
     made.settle()
     assert of_group(made, "da") == (2, 2, 0, 0)
-    assert told(made)["notes"] == []
+    assert described(made)["notes"] == []
 
 
 def test_one_that_is_not_wanted_any_more_is_taken_back() -> None:
@@ -144,7 +180,7 @@ def test_a_group_at_its_least_keeps_what_is_overdue_and_the_budget_decides_on_an
     rounds(made, 40)
     assert made.targets == {"p": 1, "da": 2, "db": started}
     assert of_group(made, "da") == (2, 1, 0, 1)
-    refused = "scaling.budget allows no more" in " ".join(told(made)["notes"])
+    refused = OVER_BUDGET in " ".join(described(made)["notes"])
     assert refused is (started == 1)
 
 
@@ -177,6 +213,9 @@ def test_rooms_that_come_and_go_lead_to_what_is_wanted_within_the_budget(seed: i
                 for replica in own:
                     if not replica.placed:
                         replica.placed, replica.born = True, made.now
+        for own in made.replicas.values():
+            for replica in own:
+                replica.loads = replica.loads or draw.random() < 0.02
         if draw.random() < 0.02:
             made.kill(draw.choice([replica for own in made.replicas.values() for replica in own]))
         made.round(lost=draw.random() < 0.1)

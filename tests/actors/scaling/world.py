@@ -28,6 +28,8 @@ class Running:
     duty: Duty
     since_s: float
     placed: bool = True
+    loads: bool = False
+    """Whether it has a node before it runs."""
     requests: int = 0
     stops_in: int | None = None
     connected: bool = True
@@ -128,7 +130,7 @@ class World:
                 tuple(
                     Replica(
                         r.id,
-                        r.node if self.runs(r) else None,
+                        r.node if self.runs(r) or self.fails_after is not None or r.loads else None,
                         float(r.born),
                         self.runs(r),
                         r.stops_in is not None,
