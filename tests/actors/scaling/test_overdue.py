@@ -36,6 +36,14 @@ def world(decode: int, **given: Any) -> World:
     return World(start_limit_s=LIMIT_S, params={"prefill": 1, "decode": decode}, **given)
 
 
+def want(made: World, decode: int) -> None:
+    """Has the policy want another number of decode engines."""
+    other = World(made.groups, params={"prefill": 1, "decode": decode}, budget=made.budget)
+    made.controller.policy = other.controller.policy
+    # the policy keeps the counts of its first step otherwise
+    made.controller._state = None
+
+
 def rounds(made: World, number: int) -> None:
     for _ in range(number):
         made.round()
@@ -144,9 +152,7 @@ def test_one_that_comes_late_serves() -> None:
 def test_one_that_is_not_wanted_any_more_is_taken_back() -> None:
     only = {name: group for name, group in groups().items() if name != "db"}
     made = stuck(2, groups=only)
-    made.controller.policy = world(1, groups=only).controller.policy
-    # the policy keeps the counts of its first step otherwise
-    made.controller._state = None
+    want(made, 1)
     rounds(made, 3)
     assert made.targets == {"p": 1, "da": 1}
     assert of_group(made, "da") == (1, 1, 0, 0)
@@ -161,16 +167,15 @@ def test_demand_beyond_what_is_overdue_is_asked_for_as_ever() -> None:
     bounded["db"] = Group("db", Role.DECODE, 1, 1, 1, 0, 30.0)
     made = stuck(4, groups=bounded)
     assert of_group(made, "da") == (3, 1, 0, 2)
-    made.controller.policy = world(5, groups=bounded).controller.policy
-    made.controller._state = None
+    want(made, 5)
     assert made.round().orders.targets == (("da", 4),)
     rounds(made, 10)
     assert of_group(made, "da") == (4, 1, 1, 2)
 
 
-@pytest.mark.parametrize(("budget", "started"), [(4, 1), (5, 2)])
+@pytest.mark.parametrize(("budget", "started", "then"), [(4, 1, 1), (5, 2, 2), (6, 2, 3), (8, 2, 4)])
 def test_a_group_at_its_least_keeps_what_is_overdue_and_the_budget_decides_on_another(
-    budget: int, started: int
+    budget: int, started: int, then: int
 ) -> None:
     """`da` must have two replicas, of which one never starts: with p, da and db there are 1 + 2 + 1 replicas."""
     made = World(groups(least=2), start_limit_s=LIMIT_S, params={"prefill": 1, "decode": 3}, budget=budget)
@@ -182,6 +187,10 @@ def test_a_group_at_its_least_keeps_what_is_overdue_and_the_budget_decides_on_an
     assert of_group(made, "da") == (2, 1, 0, 1)
     refused = OVER_BUDGET in " ".join(described(made)["notes"])
     assert refused is (started == 1)
+    # two more are wanted: of the group that waits for none, within the budget
+    want(made, 5)
+    rounds(made, 10)
+    assert made.targets == {"p": 1, "da": 2, "db": then}
 
 
 def test_a_running_replica_that_the_router_does_not_know_is_replaced_without_a_loss_of_one_that_serves() -> (
@@ -198,6 +207,18 @@ def test_a_running_replica_that_the_router_does_not_know_is_replaced_without_a_l
     # it is still there, and three others serve
     assert sum(r.connected and r.duty is Duty.ACTIVE for own in made.replicas.values() for r in own) == 4
     assert made.stopped_active == 0
+
+
+def test_a_running_replica_that_never_came_is_taken_back_when_it_is_not_wanted() -> None:
+    """It is overdue after 20 s, and given up once the router has not known it for a minute, as without a limit."""
+    made = world(2, groups={name: group for name, group in groups().items() if name != "db"})
+    made.settle()
+    made.replicas["da"][-1].connected = False
+    rounds(made, 65)
+    assert of_group(made, "da") == (2, 1, 0, 1)
+    want(made, 1)
+    made.settle()
+    assert made.targets == {"p": 1, "da": 1}
 
 
 @pytest.mark.parametrize("seed", range(15))
