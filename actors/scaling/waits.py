@@ -7,7 +7,6 @@ that has been awaited for the limit is overdue until the router knows it, or unt
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from actors.scaling.fleet import group_of
 
@@ -66,6 +65,7 @@ class Waits:
                 if group_of(engine) == name and engine not in engines and engine not in known
             ]
             waited |= {engine: before[engine] for engine in old}
-            waited |= dict(zip_longest(new, sorted(gone, reverse=True)[: len(new)], fillvalue=0.0))
+            taken_over = [*sorted(gone, reverse=True), *[0.0] * len(new)]
+            waited |= dict(zip(new, taken_over, strict=False))
         self._waited_s, self._looked_s = waited, now_s
         return frozenset(engine for engine, waited_s in waited.items() if waited_s >= self.limit_s)

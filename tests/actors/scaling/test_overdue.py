@@ -210,7 +210,7 @@ def test_a_running_replica_that_the_router_does_not_know_is_replaced_without_a_l
 
 
 def test_a_running_replica_that_never_came_is_taken_back_when_it_is_not_wanted() -> None:
-    """It is overdue after 20 s, and given up once the router has not known it for a minute, as without a limit."""
+    """A replica is overdue after 20 s, and given up once the router has not known it for a minute, as ever."""
     made = world(2, groups={name: group for name, group in groups().items() if name != "db"})
     made.settle()
     made.replicas["da"][-1].connected = False
