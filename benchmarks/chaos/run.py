@@ -52,8 +52,8 @@ JUDGED_S = 30.0
 """Seconds for Ray to remove the placement groups of replicas that have ended, and for the autoscaler to answer."""
 
 COUNTED_S = 60.0
-"""Longest wait for the number of placement groups. ASSUMPTION: Ray's imports take a few seconds on a busy machine, and
-a client of a control process that hangs would wait without end.
+"""Longest wait for the number of placement groups. ASSUMPTION: Ray's imports take some seconds on a busy machine, and
+Ray's client gives up a silent control process by itself after less than half a minute.
 """
 
 

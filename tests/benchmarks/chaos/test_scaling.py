@@ -2,23 +2,15 @@
 they do.
 """
 
-import asyncio
 import json
-import os
 import random
-import socket
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from actors.scaling.asked import answer
 from app.config import AppConfig
-from benchmarks.chaos import run
-from benchmarks.chaos.placement import gcs_of
 from benchmarks.chaos.run import doing
 from benchmarks.chaos.scaling import LEAST, STATES, Ordered, row, walk
 from benchmarks.chaos.schedule import ENGINES, SCALING, Schedule
@@ -183,24 +175,3 @@ def test_orders_add_up() -> None:
         "reached": 1, "reached_median_s": 20.0, "reached_longest_s": 20.0,
     }  # fmt: skip
     assert orders_of([]) is None
-
-
-async def test_a_control_process_that_does_not_answer_is_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The control process takes connections and is silent, as a stopped one is. The program that asks it is ended."""
-    monkeypatch.setattr(run, "COUNTED_S", 5.0)
-    silent = socket.create_server(("127.0.0.1", 0))
-    address = f"127.0.0.1:{silent.getsockname()[1]}"
-    program = (sys.executable, "-c", "import time; time.sleep(600)", f"--gcs-address={address}")
-    raylet = await asyncio.create_subprocess_exec(*program)
-    try:
-        assert gcs_of(os.getpid()) == address
-        made = run.Run(sim_setup(scaling=True), 1, 1, os.getpid(), tmp_path, lambda ask, answer: None, print)
-        assert await made._placement_groups() is None
-        lines = [" ".join(process.cmdline()) for process in psutil.Process().children()]
-        assert [line for line in lines if "benchmarks.chaos.placement" in line] == []
-    finally:
-        raylet.kill()
-        await raylet.wait()
-        silent.close()
