@@ -36,7 +36,6 @@ from app.replicas import (
     EngineReplica,
     RouterReplica,
     Stay,
-    cpus_of,
     deployment_of,
 )
 
@@ -204,7 +203,7 @@ def _placement(group: EngineGroupConfig, python: str | None) -> dict[str, Any]:
 
 def _actor_options(group: EngineGroupConfig, python: str | None) -> dict[str, Any]:
     """Returns Ray's options for one replica: its resources, its environment, and the command that starts it."""
-    options: dict[str, Any] = {"num_cpus": cpus_of(group)}
+    options: dict[str, Any] = {"num_cpus": group.cpus}
     if group.num_gpus:
         options["num_gpus"] = group.num_gpus
     if group.resources:

@@ -10,6 +10,7 @@ from actors.options import from_options
 from actors.scaling.bounds import MOST, excluded
 from actors.scaling.fleet import Group
 from actors.scaling.journal import ScalingJournalConfig
+from actors.scaling.waits import START_LIMIT_S, TIMES_LONGEST
 from policies.scaling.base import ScalingPolicy
 from policies.scaling.registry import make
 from policies.scaling.sleep import Sleep
@@ -68,6 +69,8 @@ class EngineConfig(Strict):
 
 SLEEP = Sleep()
 """The defaults of a sleep."""
+CPUS = 0.1
+"""Ray CPUs that a replica reserves by default."""
 LEASE_S = 30.0
 """Time for which an engine keeps a finished prefill's KV, where its options do not say otherwise."""
 DRAIN_MARGIN_S = 5.0
@@ -105,7 +108,7 @@ class EngineGroupConfig(EngineConfig):
 
     replicas: Annotated[int, Field(ge=0, le=MOST)] = 1
     num_cpus: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="Ray CPUs that a replica reserves; default 0.1"
+        None, description=f"Ray CPUs that a replica reserves; default {CPUS:g}"
     )
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     resources: dict[str, float] = Field(
@@ -115,6 +118,13 @@ class EngineGroupConfig(EngineConfig):
     placement_group_bundles: list[dict[str, float]] | None = None
     placement_group_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     scaling: GroupScalingConfig = GroupScalingConfig()
+
+    @property
+    def cpus(self) -> float:
+        """The Ray CPUs of one replica. By default they are few, so that Ray can place all engines of a node: those that
+        compute on CPUs share its cores, which `actors.engine.cores` divides.
+        """
+        return CPUS if self.num_cpus is None else self.num_cpus
 
     @property
     def lease_s(self) -> float:
@@ -138,7 +148,9 @@ class EngineGroupConfig(EngineConfig):
         return self.scaling.warm if self.scaling.warm_max is None else self.scaling.warm_max
 
     def check(self) -> None:
-        """Raises ValueError for a drain time or a placement group that cannot be used."""
+        """Raises ValueError for a drain time or a placement group that cannot be used. Serve also refuses a replica
+        that does not fit into its first bundle, but names no key of this configuration.
+        """
         if self.drain_s <= self.lease_s:
             raise ValueError(
                 f"engines.{self.name}.scaling.drain_s is {self.drain_s:g}: it must be above the lease of its engines,"
@@ -149,6 +161,15 @@ class EngineGroupConfig(EngineConfig):
             raise ValueError(
                 f"engines.{self.name}.placement_group_bundles: give at least one bundle, each with a resource above 0"
             )
+        if bundles is not None:
+            needed = {"CPU": self.cpus, "GPU": self.num_gpus, **self.resources}
+            short = {name: least for name, least in needed.items() if bundles[0].get(name, 0.0) < least}
+            if short:
+                raise ValueError(
+                    f"engines.{self.name}.placement_group_bundles: the first bundle holds the replica, so it must have"
+                    f" at least {', '.join(f'{name}: {least:g}' for name, least in short.items())} (num_cpus, num_gpus"
+                    " and resources of the group)"
+                )
 
     def check_scaling(self) -> None:
         """Raises ValueError for bounds of an autoscaled group that exclude one another."""
@@ -187,8 +208,9 @@ class ScalingConfig(Strict):
     """The autoscaler. With `enabled` it runs beside the router, and `policy` decides within the bounds of the groups.
 
     Groups with `scaling.min: 0` have no replicas once there has been no request for `sleep_after_s`; the next one wakes
-    them, and has failed if none serves after `wake_limit_s`. On each node that has engines, `prewarmed` processes wait
-    for the next start with their imports done (`app.prewarmed`).
+    them, and has failed if none serves after `wake_limit_s`. A replica that has not come to the router within
+    `start_limit_s` no longer counts as capacity on its way (`actors.scaling.waits`). On each node that has engines,
+    `prewarmed` processes wait for the next start with their imports done (`app.prewarmed`).
 
     `params` are those of the policy; its bounds (`limits`) come from the groups, but for `limits.step`. All groups
     together have at most `budget` replicas. `journal` holds fields of `ScalingJournalConfig`.
@@ -202,6 +224,10 @@ class ScalingConfig(Strict):
     )
     sleep_after_s: Annotated[float, Field(gt=0)] = SLEEP.idle_s
     wake_limit_s: Annotated[float, Field(gt=0)] = SLEEP.wake_limit_s
+    start_limit_s: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description=f"default: {START_LIMIT_S:g} s, or {TIMES_LONGEST:g} times the longest start if that is longer",
+    )
     prewarmed: Annotated[int, Field(ge=0, le=64)] = 0
     journal: dict[str, Any] = Field(default_factory=dict)
 

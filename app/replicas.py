@@ -82,15 +82,8 @@ def resources_of(group: EngineGroupConfig) -> list[dict[str, float]]:
     """Returns the resources that Ray reserves for one replica, as the bundles of a placement group."""
     if group.placement_group_bundles is not None:
         return group.placement_group_bundles
-    own = {"CPU": cpus_of(group), "GPU": group.num_gpus, **group.resources}
+    own = {"CPU": group.cpus, "GPU": group.num_gpus, **group.resources}
     return [{name: amount for name, amount in own.items() if amount}]
-
-
-def cpus_of(group: EngineGroupConfig) -> float:
-    """Returns the Ray CPUs of one replica. By default they are few, so that Ray can place all engines of a node: CPU
-    engines share its cores, which `actors.engine.cores` divides.
-    """
-    return 0.1 if group.num_cpus is None else group.num_cpus
 
 
 class RouterReplica:
@@ -376,7 +369,7 @@ class AutoscalerReplica:
         self._autoscaler = Autoscaler(
             me,
             finder(router),
-            Controller(config.policy, groups, version, await store.load()),
+            Controller(config.policy, groups, version, await store.load(), config.scaling.start_limit_s),
             counts,
             store,
             None if journal.folder is None else ScalingJournal(journal, version),

@@ -172,6 +172,11 @@ def _chaos(whole: Any) -> Iterator[Row]:
     yield Row("requests failed", None, sum(total["failed"].values()) + total["unended"])
     yield Row("wrong texts", None, sum(total["wrong"].values()))
     yield Row("runs that left something behind", None, len(total["leaks"]))
+    orders = total["orders"]
+    if orders is not None:
+        yield Row("orders of an administrator", None, orders["number"])
+        yield Row("orders reached before the next one", None, orders["reached"])
+        yield Row("longest time to an order's acknowledgement", None, orders["acknowledged_longest_s"], "s")
     if total["counters"] is not None:
         for name, word in (("migrations", "migration"), ("retries", "retries")):
             yield Row(name, None, sum(count for key, count in total["counters"].items() if word in key))
@@ -428,6 +433,12 @@ OTHERS: dict[str, Other] = {
     "chaos/sim-gcs.json": Other(
         "Faults under load, sim engines on a Ray with Redis, whose control process fails as well",
         "python -m benchmarks.chaos --gcs",
+        _chaos,
+        drawn=True,
+    ),
+    "chaos/sim-scaling.json": Other(
+        "Faults under load while an autoscaler changes the fleet, sim engines",
+        "python -m benchmarks.chaos --scaling",
         _chaos,
         drawn=True,
     ),

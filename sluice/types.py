@@ -442,8 +442,9 @@ class ScalingBounds(Result):
 
 class ScaledGroup(Result):
     """An engine group: its bounds, `wanted` serving replicas where counts rule, the `replicas` that Ray Serve is to
-    have, and its engines by duty. `keeps_warm` more than serve are kept warm, and `warm_max` may be. `configured` are
-    the bounds of the configuration, from which an administrator's may differ.
+    have, and its engines by duty; those that are `overdue` have not started in time and count as none. `keeps_warm`
+    more than serve are kept warm, and `warm_max` may be. `configured` are the bounds of the configuration, from which
+    an administrator's may differ.
     """
 
     name: str
@@ -459,6 +460,7 @@ class ScaledGroup(Result):
     warm: int = 0
     active: int = 0
     draining: int = 0
+    overdue: int = 0
 
 
 class ScalingPolicy(Result):

@@ -151,6 +151,7 @@ def _groups(controller: Controller) -> list[dict[str, Any]]:
                 "wanted": None if manual is None else manual.counts[name],
                 "replicas": None if fleet is None else fleet.groups[name].target,
                 **duties,
+                "overdue": sum(group_of(engine) == name for engine in controller.overdue),
             }
         )
     return found

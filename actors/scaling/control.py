@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from actors.scaling.bounds import BadScale, bounded, bounds_of
-from actors.scaling.fleet import Fleet, Group, completed, group_of, not_started
+from actors.scaling.fleet import Fleet, Group, awaited, completed, group_of, not_started, overdue_words
 from actors.scaling.orders import Order, Orders, moves_to, orders
+from actors.scaling.waits import Waits
 from policies.journal.codec import dumps, loads
 from policies.scaling.base import Counts, Plan, ScalingPolicy, Step, Way
 from policies.scaling.journal import ScalingJournalError, header_line, opened
@@ -117,7 +118,8 @@ class Controller:
 
     `memory` is that of the controller before, if there was one. Each part of it stands
     as long as what it depends on: learned states as `policies.scaling.memory` says, an administrator's counts and
-    bounds as long as their groups.
+    bounds as long as their groups. An engine that was awaited for `start_limit_s` seconds is overdue and no longer
+    counts as capacity on its way; None: the limit follows from measured starts (`actors.scaling.waits`).
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Controller:
         groups: Mapping[str, Group],
         version: str = "",
         memory: str | None = None,
+        start_limit_s: float | None = None,
     ) -> None:
         self._make, self.configured, self._version = make, groups, version
         self.groups = groups
@@ -148,6 +151,9 @@ class Controller:
         self._opening: tuple[str, ...] = ()
         """Notes with which those of the first decision begin."""
         self._leads = LeadTimes()
+        self._waits = Waits(start_limit_s)
+        self.overdue: frozenset[str] = frozenset()
+        """The engines that were awaited for too long at the last observation."""
         self._remembers = False
         self.phase = PhaseSince()
         self.abilities: Abilities | None = None
@@ -177,8 +183,12 @@ class Controller:
         self.abilities = abilities or self.abilities
         for engine, steps in (starts or {}).items():
             self._leads.started(engine, steps)
+            self._waits.started(steps.total_s)
+        self.overdue = self._waits.look(
+            awaited(seen, fleet), {engine.engine for engine in seen.engines}, seen.now_s
+        )
         seen = replace(seen, leads=self._leads.leads(seen.leads))
-        seen = replace(completed(seen, fleet, self.groups), fitted=bool(fitted_rows))
+        seen = replace(completed(seen, fleet, self.groups, self.overdue), fitted=bool(fitted_rows))
         self._said, self._opening = (*self._opening, *self._others(fleet)), ()
         lost = self._lost(seen, fleet)
         tried = self._step(seen, fitted_rows, fleet, lost)
@@ -192,7 +202,7 @@ class Controller:
             made = Decision(seen, tried.step.plan, tried.step.reasons, None, tried.orders)
         else:
             plan = replace(self._plan, moves=moves(seen, self._plan.serving, self._plan.warm))
-            made = Decision(seen, plan, (), tried.held, orders(plan, seen, fleet, self.groups, lost=lost))
+            made = Decision(seen, plan, (), tried.held, self._orders(plan, seen, fleet, lost))
         self._look_after_phase(seen, fleet)
         self.last = made._replace(
             held=tried.held,
@@ -200,7 +210,7 @@ class Controller:
             before=tried.before,
             fault=tried.fault,
             orders=made.orders._replace(
-                notes=(*self._said, *made.orders.notes),
+                notes=(*self._said, *self.overdue_words.values(), *made.orders.notes),
                 targets=tuple(target for target in made.orders.targets if target[0] not in self._unjudged),
             ),
         )
@@ -225,19 +235,28 @@ class Controller:
         try:
             before = self.policy.initial() if before is None else before
             step = self.policy.step(seen, before)
-            return _Tried(step, orders(step.plan, seen, fleet, self.groups, lost=lost), before)
+            return _Tried(step, self._orders(step.plan, seen, fleet, lost), before)
         except Exception as error:
             # a bug, or a report that makes no sense, such as NaN
             fault = Fault(error, by_step=step is None)
             return _Tried(before=before, held=fault.words, fault=fault)
 
+    @property
+    def overdue_words(self) -> dict[str, str]:
+        """A sentence for an operator about the engines that are overdue, by group."""
+        return {} if self.fleet is None else overdue_words(self.fleet, self.overdue, self._waits.limit_s)
+
+    def _orders(
+        self, plan: Plan, seen: Observation, fleet: Fleet, lost: frozenset[str] = frozenset()
+    ) -> Orders:
+        """Returns the orders for a policy's plan."""
+        budget = self.policy.limits.budget
+        return orders(plan, seen, fleet, self.groups, None, lost, self.overdue, budget)
+
     def _lost(self, seen: Observation, fleet: Fleet) -> frozenset[str]:
         """Returns the engines of running replicas that the router has not known for LOST_S."""
-        unknown = {
-            engine.engine
-            for engine in seen.with_duty(Duty.STARTING)
-            if (replica := fleet.replica(engine.engine)) is not None and replica.running
-        }
+        coming = self.overdue | {engine.engine for engine in seen.with_duty(Duty.STARTING)}
+        unknown = {e for e in coming if (replica := fleet.replica(e)) is not None and replica.running}
         self._unknown_since_s = {e: self._unknown_since_s.get(e, seen.now_s) for e in unknown}
         return frozenset(e for e, since_s in self._unknown_since_s.items() if seen.now_s - since_s >= LOST_S)
 
@@ -448,7 +467,7 @@ class Controller:
             return self.last
         plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
         reasons = self.last.step.reasons if self.last.step is not None else ()
-        made = orders(plan, self.last.seen, self.fleet, self.groups)
+        made = self._orders(plan, self.last.seen, self.fleet)
         return self.last._replace(plan=plan, reasons=reasons, orders=made)
 
     def _preview_bounds(self, last: Decision, fleet: Fleet, changed: _Bounded) -> Decision:
@@ -458,7 +477,8 @@ class Controller:
             # the policy has not begun, and what holds it back does not depend on bounds
             return last
         step = changed.policy.step(last.seen, changed.state)
-        made = orders(step.plan, last.seen, fleet, changed.groups)
+        budget = changed.policy.limits.budget
+        made = orders(step.plan, last.seen, fleet, changed.groups, overdue=self.overdue, budget=budget)
         return Decision(last.seen, step.plan, step.reasons, None, made)
 
     # --------------------------------------------------------------------------------------------------------- memory

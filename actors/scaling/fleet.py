@@ -8,7 +8,7 @@ nodes with equally many replicas it may choose otherwise.
 An engine's id is its group's name and its replica's id (`engine_id`), so an engine is found in Serve's lists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -121,13 +121,18 @@ def start_steps(engine: str, started: Started, fleet: Fleet) -> StartSteps | Non
 
 
 def figures(
-    seen: Observation, fleet: Fleet, plan: Plan | None, groups: Mapping[str, Group]
+    seen: Observation,
+    fleet: Fleet,
+    plan: Plan | None,
+    groups: Mapping[str, Group],
+    overdue: Set[str] = frozenset(),
 ) -> dict[str, float]:
     """Returns what operators watch of a completed observation, by the names of metrics: engines that wait warm and how
-    many are wanted, replicas that are wanted, and for how long the oldest replica without an engine has been starting.
+    many are wanted, replicas that are wanted, and for how long the oldest replica without an engine has been starting,
+    which may be an `overdue` one.
     """
     warm_wanted = sum(group.warm for group in groups.values()) if plan is None else plan.warm
-    starting = {engine.engine for engine in seen.with_duty(Duty.STARTING)}
+    starting = overdue | {engine.engine for engine in seen.with_duty(Duty.STARTING)}
     since_s = [
         replica.started_s
         for name, deployed in fleet.groups.items()
@@ -167,24 +172,59 @@ def not_started(fleet: Fleet, most_chars: int = 300) -> str:
     return text if len(text) <= most_chars else text[: most_chars - 1] + "…"
 
 
-def completed(seen: Observation, fleet: Fleet, groups: Mapping[str, Group]) -> Observation:
+def overdue_words(fleet: Fleet, overdue: Set[str], limit_s: float) -> dict[str, str]:
+    """Returns for each group with engines that are `overdue` how many these are, and what an operator can do."""
+    said = {}
+    for name, deployed in fleet.groups.items():
+        number = sum(group_of(engine) == name for engine in overdue)
+        if number:
+            said[name] = (
+                f"{name}: {number} of {deployed.target} replicas have not started within {round(limit_s, 1):g} s"
+                " (scaling.start_limit_s) and count as capacity no longer; see what they lack (`ray status`,"
+                " `serve status`) and their logs, or ask for fewer"
+            )
+    return said
+
+
+def awaited(seen: Observation, fleet: Fleet) -> dict[str, list[str]]:
+    """Returns by group the ids of the engines that Serve is to have and the router does not know. A replica that Serve
+    has not made yet has an id that no engine has.
+    """
+    known, going = {engine.engine for engine in seen.engines}, _going(fleet)
+    found = {}
+    for name, deployed in fleet.groups.items():
+        wanted = [engine_id(name, r.id) for r in deployed.staying]
+        wanted += [engine_id(name, f"pending{i}") for i in range(deployed.target - len(deployed.staying))]
+        found[name] = [engine for engine in wanted if engine not in known and engine not in going]
+    return found
+
+
+def completed(
+    seen: Observation, fleet: Fleet, groups: Mapping[str, Group], overdue: Set[str] = frozenset()
+) -> Observation:
     """Returns the observation with what Serve knows and the router does not.
 
     A replica whose engine the router does not see is STARTING, also one that runs and has not connected yet (after the
     router's restart, say), so that none is started in its place. Replicas that Serve has not made yet are STARTING too.
-    An engine whose replica stops, or is about to because Serve has more than its target, is DRAINING.
+    Those that are `overdue` are left out, because nobody knows whether they will ever serve. An engine whose replica
+    stops, or is about to because Serve has more than its target, is DRAINING.
     """
-    known = {engine.engine for engine in seen.engines}
-    going: set[str] = set()
-    coming: list[EngineView] = []
-    for name, deployed in fleet.groups.items():
-        staying = deployed.staying
-        going |= {engine_id(name, r.id) for r in deployed.replicas if r.stopping}
-        over = max(0, len(staying) - deployed.target)
-        going |= {engine_id(name, r.id) for r in stop_order(fleet, name)[:over]}
-        role = groups[name].role
-        wanted = [engine_id(name, r.id) for r in staying]
-        wanted += [engine_id(name, f"pending{i}") for i in range(deployed.target - len(staying))]
-        coming += [EngineView(e, role, Duty.STARTING) for e in wanted if e not in known and e not in going]
+    going = _going(fleet)
+    coming = [
+        EngineView(engine, groups[name].role, Duty.STARTING)
+        for name, engines in awaited(seen, fleet).items()
+        for engine in engines
+        if engine not in overdue
+    ]
     engines = tuple(replace(e, duty=Duty.DRAINING) if e.engine in going else e for e in seen.engines)
     return replace(seen, engines=(*engines, *coming))
+
+
+def _going(fleet: Fleet) -> set[str]:
+    """Returns the engines whose replicas stop, or are about to."""
+    going: set[str] = set()
+    for name, deployed in fleet.groups.items():
+        going |= {engine_id(name, r.id) for r in deployed.replicas if r.stopping}
+        over = max(0, len(deployed.staying) - deployed.target)
+        going |= {engine_id(name, r.id) for r in stop_order(fleet, name)[:over]}
+    return going

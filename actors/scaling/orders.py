@@ -8,7 +8,8 @@ before that no work is under way there, so nothing has to end. An active replica
 Everything follows from what is, so orders that are lost are given again. Nothing here does I/O.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from actors.scaling.fleet import Fleet, Group, Replica, engine_id, group_of, stop_order
@@ -16,6 +17,8 @@ from policies.scaling.base import Move, Plan, Way
 from policies.scaling.observation import Duty, EngineView, Observation
 from policies.scaling.warm_pool import first_to_activate, first_to_leave
 from policies.state.views import Role
+
+OVER_BUDGET = "scaling.budget allows no more beside them"
 
 
 class Order(NamedTuple):
@@ -60,14 +63,22 @@ def orders(
     fleet: Fleet,
     groups: Mapping[str, Group],
     fixed: Mapping[str, int] | None = None,
-    lost: frozenset[str] = frozenset(),
+    lost: Set[str] = frozenset(),
+    overdue: Set[str] = frozenset(),
+    budget: int | None = None,
 ) -> Orders:
     """Returns the orders for a plan on the completed observation `seen`.
 
     With `fixed`, the groups get these numbers of replicas; otherwise the plan's starts and stops decide them. `lost`
     names engines of running replicas that have not come to the router: they are given up like those that start.
+
+    `overdue` names engines that are awaited and that `seen` leaves out, so the plan starts others. Another replica of
+    the same group would lack the same, so these starts go to a group that waits for none, and an overdue replica that
+    has no place yet is given up for each. One that has a place may be loading, so it stays, as one does of a group with
+    its least number; the other one then starts only if all groups together get no more than `budget` replicas. Where
+    there is no such group, the overdue replicas stay wanted.
     """
-    return _Work(plan, seen, fleet, groups, fixed, lost).done()
+    return _Work(plan, seen, fleet, groups, fixed, lost, overdue, budget).done()
 
 
 class _Work:
@@ -80,13 +91,22 @@ class _Work:
         fleet: Fleet,
         groups: Mapping[str, Group],
         fixed: Mapping[str, int] | None,
-        lost: frozenset[str],
+        lost: Set[str],
+        overdue: Set[str],
+        budget: int | None,
     ) -> None:
-        self.lost = lost
+        self.lost, self.budget = lost, budget
+        self.overdue = Counter(group_of(engine) for engine in overdue)
+        self.instead = len(overdue)
+        """The starts to come that are in the place of an overdue replica."""
+        self.given_up: Counter[str] = Counter()
+        """The overdue replicas of each group in whose place another group starts one."""
+        self.taken_back: Counter[str] = Counter()
+        """The replicas of each group that have not started and are not needed any more."""
         self.plan, self.seen, self.fleet, self.groups, self.fixed = plan, seen, fleet, groups, fixed
         self.views = {engine.engine: engine for engine in seen.engines}
         self.now = {name: deployed.target for name, deployed in fleet.groups.items()}
-        self.target = dict(self.now)
+        self.target = Counter(self.now)
         self.given: dict[str, tuple[Role, Duty]] = {}
         self.leaving: list[str] = []
         self.notes: list[str] = []
@@ -105,10 +125,10 @@ class _Work:
         if self.fixed is None:
             self._leave_full_groups()
             fewer = self._fewer()
-            self.target = {name: max(self.groups[name].least, n) for name, n in self.target.items()}
+            self.target = Counter({name: max(self.groups[name].least, n) for name, n in self.target.items()})
         else:
             wanted = {name: self._within(name, self.fixed.get(name, n)) for name, n in self.now.items()}
-            self.target = {name: max(n, self.now[name]) for name, n in wanted.items()}
+            self.target = Counter({name: max(n, self.now[name]) for name, n in wanted.items()})
             fewer = {name: self.now[name] - n for name, n in wanted.items() if n < self.now[name]}
         self._stop(fewer)
         changed = (
@@ -128,16 +148,58 @@ class _Work:
     def _start(self, role: Role) -> None:
         """Asks for one more replica: of a group of this role, else of another one, whose engine then gets the role."""
         free = [group for name, group in self.groups.items() if self.target[name] < group.most]
-        if not free:
+        if self.instead:
+            self.instead -= 1
+            self._start_instead(role, [group for group in free if not self.overdue[group.name]])
+        elif not free:
             self.notes.append(f"no group may have one more replica, so nothing is started for {role.value}")
-            return
+        elif self.overdue and not self._has_budget():
+            self._note(f"nothing more is started for {role.value} while replicas are overdue: {OVER_BUDGET}")
+        else:
+            self.target[self._best(role, free)] += 1
+
+    def _has_budget(self) -> bool:
+        """Returns whether there may be one more replica. Plans keep the budget without those that are overdue."""
+        return self.budget is None or self.target.total() - self.given_up.total() < self.budget
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _best(self, role: Role, free: list[Group]) -> str:
+        """Returns the name of the group that gets one more replica for a role."""
         best = min(
             free,
             key=lambda g: (
-                g.role is not role, self.target[g.name] >= g.least, self.target[g.name] - g.most, g.name
+                self.overdue[g.name] > 0, g.role is not role, self.target[g.name] >= g.least,
+                self.target[g.name] - g.most, g.name,
             ),
         )  # fmt: skip
-        self.target[best.name] += 1
+        return best.name
+
+    def _start_instead(self, role: Role, free: list[Group]) -> None:
+        """Asks for one more replica of these groups in the place of an overdue one, which is given up if nothing that
+        has begun is lost by it, and its group has enough without it.
+        """
+        leaves = [
+            name
+            for name, number in self.overdue.items()
+            if self.given_up[name] < min(number, self._without_place(name))
+            and self.now[name] - self.given_up[name] > self.groups[name].least
+        ]
+        why = None
+        if not free:
+            why = "no group without such replicas may have one more"
+        elif leaves:
+            self.given_up[min(leaves, key=lambda name: (self.groups[name].role is not role, name))] += 1
+        elif not self._has_budget():
+            why = OVER_BUDGET
+        if why is None:
+            self.target[self._best(role, free)] += 1
+        else:
+            self._note(
+                f"nothing is started for {role.value} in the place of replicas that are overdue: {why}"
+            )
 
     def _leave_full_groups(self) -> None:
         """Has engines leave a group that has more replicas than it may have, since its bounds were changed. The plan
@@ -153,7 +215,7 @@ class _Work:
         """Returns how many replicas each group gives up: the engines that the plan stops, and starting ones that it no
         longer needs, which the plan does not name because the router does not know them.
         """
-        fewer = dict.fromkeys(self.now, 0)
+        fewer = {name: self.given_up[name] for name in self.now}
         for engine in self.leaving:
             own = group_of(engine)
             free = [
@@ -167,20 +229,42 @@ class _Work:
             role = self.views[engine].role
             fewer[min(free, key=lambda g: (g.name != own, g.role is not role, g.name)).name] += 1
         staying = [e for e in self.seen.engines if e.duty is not Duty.DRAINING]
-        over = len(staying) - self.plan.serving.total - self.plan.warm - sum(fewer.values())
-        for name, group in self.groups.items():
-            starting = self._not_running(name) + sum(group_of(engine) == name for engine in self.lost)
-            back = min(over, starting, self.target[name] - fewer[name] - group.least)
-            if back > 0:
-                fewer[name] += back
-                over -= back
-                self.notes.append(f"{name}: {back} that did not start yet is no longer needed")
+        ready = sum(e.duty is not Duty.STARTING for e in staying)
+        begun = self.target.total() - sum(self.now.values())
+        wanted = self.plan.serving.total + self.plan.warm + sum(fewer.values()) - self.given_up.total()
+        over = len(staying) + begun - wanted
+        # An overdue replica stays until engines are ready in its place, also when other groups have begun to start
+        # some: it may come before them, and if every start took long, none would end.
+        missing = max(0, wanted - ready)
+        for name in self.groups:
+            self._take_back(name, self.overdue[name] - self.given_up[name] - missing, fewer)
+        for name in self.groups:
+            over -= self._take_back(name, over, fewer)
         return {name: n for name, n in fewer.items() if n > 0}
+
+    def _take_back(self, name: str, most: int, fewer: dict[str, int]) -> int:
+        """Has a group give up at most `most` replicas that have not started, and returns how many."""
+        starting = self._not_running(name) + sum(group_of(engine) == name for engine in self.lost)
+        starting -= self.given_up[name] + self.taken_back[name]
+        back = max(0, min(most, starting, self.target[name] - fewer[name] - self.groups[name].least))
+        if back:
+            fewer[name] += back
+            self.taken_back[name] += back
+            self.notes.append(f"{name}: {back} that did not start yet is no longer needed")
+        return back
 
     def _not_running(self, name: str) -> int:
         deployed = self.fleet.groups[name]
         staying = deployed.staying
         return sum(not r.running for r in staying) + max(0, deployed.target - len(staying))
+
+    def _without_place(self, name: str) -> int:
+        """Returns how many replicas of a group no node has; 0 while another one starts, because Serve might stop that
+        one instead.
+        """
+        if any(not r.running and r.node is not None for r in self.fleet.groups[name].staying):
+            return 0
+        return self._not_running(name)
 
     # ------------------------------------------------------------------------------------------------------ engines
 

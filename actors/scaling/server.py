@@ -102,6 +102,8 @@ class Autoscaler:
         self._unsaved: list[tuple[Channel, ScaleAnswered]] = []
         """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
         self._told: object = None
+        self._overdue: dict[str, str] = {}
+        """The last warning of each group with replicas that are overdue."""
         self.rounds = 0
         """Number of observations that were acted on."""
 
@@ -197,7 +199,9 @@ class Autoscaler:
         found = ((engine, start_steps(engine, one, fleet)) for engine, one in observed.starts.items())
         starts = {engine: steps for engine, steps in found if steps is not None}
         made = self.controller.decide(seen, observed.fitted_rows, fleet, observed.abilities, starts)
-        self._tell_figures(made.seen, figures(made.seen, fleet, made.plan, self.controller.groups))
+        known = figures(made.seen, fleet, made.plan, self.controller.groups, self.controller.overdue)
+        self._tell_figures(made.seen, known)
+        self._tell_overdue(fleet)
         decided = made.fault if made.step is None else made.step
         if decided is not None and self._journal is not None:
             self._journal.write(self.controller.policy, made.before, made.seen, decided)
@@ -245,6 +249,17 @@ class Autoscaler:
         if steps is not None:
             seconds |= {f"start_step_seconds_{name[:-2]}": value for name, value in asdict(steps).items()}
         self._link.send(LeadsTold({**seconds, **known, **self._gauges()}))
+
+    def _tell_overdue(self, fleet: Fleet) -> None:
+        """Warns of replicas that are overdue, with what Serve says of their groups, once for each change."""
+        now, before = self.controller.overdue_words, self._overdue
+        self._overdue = now
+        for name, words in now.items():
+            if before.get(name) != words:
+                why = " ".join(fleet.groups[name].message.split())
+                log.warning("%s%s", words, f"; Serve says: {why}" if why else "")
+        for name in before.keys() - now.keys():
+            log.info("%s: no replica is overdue any more", name)
 
     def _tell(self, made: Decision) -> None:
         """Logs a decision that differs from the one before."""

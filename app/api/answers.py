@@ -438,7 +438,7 @@ class ScalingBounds(TypedDict):
 
 class ScaledGroup(TypedDict):
     """An engine group: its bounds and those of the configuration, the wanted number where an administrator has set it,
-    and its engines by duty.
+    and its engines by duty. Those that are `overdue` have not started in time and count as none.
     """
 
     name: str
@@ -454,6 +454,7 @@ class ScaledGroup(TypedDict):
     warm: int
     active: int
     draining: int
+    overdue: int
 
 
 class ScalingPolicy(TypedDict):

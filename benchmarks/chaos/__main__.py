@@ -6,6 +6,7 @@
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
     python -m benchmarks.chaos --gcs                       also loses Ray's control process, whose state is in Redis
+    python -m benchmarks.chaos --scaling                   with an autoscaler, while numbers of engines are ordered
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
 The exit status is 1 if a request failed, an answer was wrong, or something was left behind, and if the clients did not
@@ -78,6 +79,11 @@ def main(argv: list[str] | None = None) -> int:
         help="sim engines on a Ray with Redis, whose control process is killed as well; "
         "without redis-server: only reports how long it takes until it is back",
     )
+    parser.add_argument(
+        "--scaling",
+        action="store_true",
+        help="sim engines whose numbers and roles an autoscaler changes meanwhile, and faults of it",
+    )
     parser.add_argument("--only", help="only kinds of faults whose name contains this text")
     parser.add_argument("--again", action="store_true", help="also run what is kept already")
     parser.add_argument("--logs", type=Path, help="folder for the logs of Ray and Serve of runs that are bad")
@@ -85,6 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.gcs and (args.bare or args.engines != "sim"):
         parser.error("--gcs is for sim engines with Ray")
+    if args.scaling and (args.bare or args.flow or args.gcs or args.soak or args.engines != "sim"):
+        parser.error("--scaling is for sim engines with Ray, without --flow, --gcs and --soak")
     if args.gcs and not has_redis():
         return without_redis(sim_setup())
     minutes = args.minutes or (60.0 if args.soak else 10.0)
@@ -95,6 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             *["bare"] * args.bare,
             *["flow"] * args.flow,
             *["gcs"] * args.gcs,
+            *["scaling"] * args.scaling,
             *["soak"] * args.soak,
         ]
     )
@@ -251,6 +260,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             flow=args.flow,
             gcs=args.gcs,
             soak=args.soak,
+            scaling=args.scaling,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

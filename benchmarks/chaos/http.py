@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from actors.loop_timeout import within
@@ -115,11 +115,15 @@ async def connect(port: int, timeout_s: float) -> Connection:
 
 
 async def get(connection: Connection, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """Returns (status, body) of a GET. Raises OSError, or TimeoutError after `timeout_s` seconds for which this loop
-    ran; the connection is then dropped.
+    """Returns (status, body) of a GET. Raises what `answered` does."""
+    return await answered(connection, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(), timeout_s)
+
+
+async def answered(connection: Connection, request: bytes, timeout_s: float) -> tuple[int, bytes]:
+    """Returns (status, body) of a request's answer. Raises OSError, or TimeoutError after `timeout_s` seconds for which
+    this loop ran; the connection is then dropped.
     """
     pieces: list[bytes] = []
-    request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     asking = asyncio.ensure_future(connection.ask(request, pieces.append))
     try:
         if not await within(timeout_s, asking):
@@ -133,7 +137,12 @@ async def get(connection: Connection, path: str, timeout_s: float) -> tuple[int,
 
 def post_bytes(path: str, body: dict[str, Any], **headers: str) -> bytes:
     """Returns the bytes of a POST with a JSON body."""
+    return json_bytes("POST", path, body, **headers)
+
+
+def json_bytes(method: str, path: str, body: Mapping[str, Any], **headers: str) -> bytes:
+    """Returns the bytes of a request with a JSON body."""
     data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data

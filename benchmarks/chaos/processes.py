@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -23,6 +23,7 @@ PART_OF = {
     "flow agent": "agent",
     "flow coordinator": "coordinator",
     "gcs": "gcs",
+    "replica Autoscaler": "autoscaler",
 }
 """The part of a process by the role that `benchmarks.live.proctree` reads in its command line."""
 
@@ -188,11 +189,13 @@ def _engine_id(process: psutil.Process) -> str | None:
     return None
 
 
-def by_part(found: Iterable[Member]) -> dict[str, list[Member]]:
+def by_part(
+    found: Iterable[Member], part_of: Callable[[Member], str] = lambda member: member.part
+) -> dict[str, list[Member]]:
     """Returns the members of each part, by name."""
     parts: dict[str, list[Member]] = defaultdict(list)
     for member in sorted(found, key=lambda m: m.name):
-        parts[member.part].append(member)
+        parts[part_of(member)].append(member)
     return dict(parts)
 
 

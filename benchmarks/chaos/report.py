@@ -20,6 +20,13 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
         f"failed {sum(total['failed'].values())}, wrong {sum(total['wrong'].values())}, unended {total['unended']}",
         *_frozen(total["frozen"]),
     ]
+    orders = total["orders"]
+    if orders is not None:
+        lines.append(
+            f"orders {orders['number']}: acknowledged {orders['acknowledged']}, after"
+            f" {orders['acknowledged_longest_s']:g} s at most; reached before the next one {orders['reached']}, after"
+            f" {orders['reached_longest_s']:g} s at most"
+        )
     counters: Mapping[str, int] | None = total["counters"]
     if counters is not None:
         migrated, retried = _counted(counters, "migration"), _counted(counters, "retries")

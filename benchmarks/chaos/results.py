@@ -12,6 +12,7 @@ from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import Track, slope_per_hour
 from benchmarks.chaos.run import Run
+from benchmarks.chaos.scaling import row
 from benchmarks.chaos.setups import Setup
 from benchmarks.checkout import code_digest, depends_on
 from benchmarks.live.machine import LIVE_CODE, facts
@@ -58,6 +59,9 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
     """Returns everything that a run found, as JSON data."""
     tally = run.clients.tally
     blamed = blame((gap for gap in tally.gaps if not gap.apart), run.harms)
+    orders = (
+        {} if run.administrator is None else {"orders": [row(order) for order in run.administrator.orders]}
+    )
     return {
         "engines": setup.engines,
         "seed": seed,
@@ -86,6 +90,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
         "unended": run.open_at_end,
         "increases": dict(sorted(run.survey.watch.totals.items())),
         "leaks": run.leaks,
+        **orders,
         "details": [list(detail) for detail in tally.details],
         "frozen_s": round(run.clients.clock.frozen_s, 1),
         "frozen_share": round(run.clients.clock.frozen_share(), 4),

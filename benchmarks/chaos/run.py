@@ -10,9 +10,10 @@ import contextlib
 import functools
 import random
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from benchmarks.chaos.asks import Ask, poison_ask
 from benchmarks.chaos.clients import Apart, Clients, Judge
 from benchmarks.chaos.harm import APART_AFTER_S, Harm, Harmer
 from benchmarks.chaos.http import connect
+from benchmarks.chaos.placement import gcs_of
 from benchmarks.chaos.processes import Member, Track, by_part, measure, members
+from benchmarks.chaos.scaling import DUTIES, STATES, Administrator, State
 from benchmarks.chaos.schedule import ENGINES, OTHERS, Schedule, role_of
 from benchmarks.chaos.setups import Setup
 from benchmarks.chaos.watch import Watch
-from benchmarks.live.servers import ServerError
+from benchmarks.live.servers import ROOT, ServerError
 
 SERVED_S = 1.0
 """A request that has made no progress for longer than this waits in vain. ASSUMPTION: twice the longest prefill."""
@@ -45,6 +48,14 @@ POISON_S = 30.0
 
 MEASURE_S = 10.0
 
+JUDGED_S = 30.0
+"""Seconds for Ray to remove the placement groups of replicas that have ended, and for the autoscaler to answer."""
+
+COUNTED_S = 60.0
+"""Longest wait for the number of placement groups. ASSUMPTION: Ray's imports take some seconds on a busy machine, and
+Ray's client gives up a silent control process by itself after less than half a minute.
+"""
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -58,6 +69,9 @@ class Timeline:
 class Survey:
     """The application as the last look found it: its processes, what the ingresses say, and which members are well.
 
+    `wanted` has the number of members that each part should have. Where the fleet is scaled, the part of an engine is
+    what the ingresses say that it does: its role, or one of `DUTIES`.
+
     Processes are looked at in a thread, each once a look, because the loop in which stalls are counted must not wait.
     """
 
@@ -67,13 +81,24 @@ class Survey:
         self._running: set[int] = set()
         """Pids of the members that live and are not stopped."""
         self._well: dict[tuple[str, ...], dict[str, list[Member]]] = {}
+        self.wanted: dict[str, int] = dict(setup.parts)
+        self._doing: dict[str, str] = {}
+        """The part of each engine by its id, as far as an ingress has ever known it."""
         self.watch = Watch(port, self._ingresses)
 
     async def look(self) -> None:
         """Looks at all processes and asks all ingresses."""
         self.members, self._running = await asyncio.to_thread(self._scan)
         await self.watch.look()
+        if self._setup.scaled:
+            self._doing |= doing(self.watch.statuses())
         self._well.clear()
+
+    def part_of(self, member: Member) -> str:
+        """Returns the part of a process."""
+        if not self._setup.scaled or member.part not in ENGINES:
+            return member.part
+        return self._doing.get(member.engine_id or "", "starting")
 
     def _scan(self) -> tuple[dict[int, Member], set[int]]:
         found = members(self._root_pid, self.members)
@@ -95,7 +120,7 @@ class Survey:
         ready = {e["id"] for s in statuses for e in s["engines"] if e["state"] in states}
         connected = bool(statuses) and all(s["router"]["connected"] for s in statuses)
         found: dict[str, list[Member]] = {}
-        for part, those in by_part(self.members.values()).items():
+        for part, those in by_part(self.members.values(), self.part_of).items():
             found[part] = [m for m in those if self._is_well(m, ready, connected)]
         answering = [pid for pid, seen in self.watch.seen.items() if seen.answered]
         if len(answering) < self._setup.parts["ingress"]:
@@ -105,7 +130,7 @@ class Survey:
     def _is_well(self, member: Member, ready: set[str], connected: bool) -> bool:
         if member.name in self._harmer.harmed or member.pid not in self._running:
             return False
-        if member.part in ENGINES:
+        if member.part in ENGINES and self.part_of(member) not in ("starting", "draining"):
             # Ingresses that have no router may not know yet that a core has died.
             own = [m for m in self.members.values() if m.engine_id == member.engine_id]
             running = [m for m in own if m.pid in self._running]
@@ -114,9 +139,13 @@ class Survey:
         return connected if member.part == "router" else True
 
     def is_whole(self, part: str) -> bool:
-        """Returns whether a part has as many well members as it should have."""
+        """Returns whether a part has as many well members as it should have; that of an engine which does not serve is
+        whole when all engines are as they should be.
+        """
+        if part in DUTIES:
+            return not self.missing().keys() & {*ENGINES, *DUTIES}
         well = self.well().get(part, [])
-        return len(well) >= self._setup.parts.get(part, 0)
+        return len(well) >= self.wanted.get(part, 0)
 
     def missing(self) -> dict[str, int]:
         """Returns how many members of each part are more (+) or fewer (-) than they should be, where they are.
@@ -124,7 +153,7 @@ class Survey:
         A quarantined engine is not missing: without requests nothing shows that it is well again.
         """
         well = self.well(("ready", "quarantined"))
-        counts = {part: len(well.get(part, [])) - number for part, number in self._setup.parts.items()}
+        counts = {part: len(well.get(part, [])) - number for part, number in self.wanted.items()}
         return {part: count for part, count in counts.items() if count}
 
 
@@ -150,6 +179,13 @@ class Run:
         self._harmer = Harmer(orders, self._send_poison, lambda: self.clients.clock.now_s)
         self._resting = False
         self.survey = Survey(setup, root_pid, port, self._harmer)
+        self._root_pid = root_pid
+        self.administrator: Administrator | None = None
+        if setup.scaled:
+            self.administrator = Administrator(
+                port, seed, lambda: self.clients.clock.now_s, say, self._ordered
+            )
+            self._ordered(STATES[0])
         self.leaks: dict[str, Any] = {}
         self.open_at_end = 0
         self.minutes = 0.0
@@ -165,6 +201,8 @@ class Run:
             if not await self._until_whole(REST_S):
                 raise ServerError(f"not whole at the beginning: {self.survey.missing()}")
             tasks += [asyncio.create_task(self.clients.run(functools.partial(make, rng))) for rng in rngs]
+            if self.administrator is not None:
+                tasks.append(asyncio.create_task(self.administrator.run()))
             begun_s = time.monotonic()
             while time.monotonic() < begun_s + 60 * minutes and not stop.is_set():
                 await self._step(True)
@@ -192,6 +230,8 @@ class Run:
         clients, now_s = self.clients, self.clients.clock.now_s
         waiting_s = clients.waiting_s()
         clients.cut_hung()
+        if self.administrator is not None:
+            self.administrator.note(not self.survey.missing().keys() & {*ENGINES, *DUTIES})
         if self.harms and waiting_s > SERVED_S and not self._resting:
             self.harms[-1].service_s = now_s - self.harms[-1].at_s
         for harm in self.harms:
@@ -259,6 +299,9 @@ class Run:
         self._say(f"fault {len(self.harms)}: {fault.kind.name} {victim} {fault.seconds:.0f} s")
         self._harmer.begin(harm, member, other)
 
+    def _ordered(self, state: State) -> None:
+        self.survey.wanted |= state.engines
+
     def _ingress_fault(self) -> str | None:
         """Returns the name of the fault for which an ingress may refuse or ignore connections now."""
         return self._apart[-1].fault.kind.name if self._apart else None
@@ -293,6 +336,8 @@ class Run:
         self._resting = True
         await self._harmer.end_all()
         self.clients.stop()
+        if self.administrator is not None:
+            self.administrator.stop()
         end_s = time.monotonic() + REST_S
         while time.monotonic() < end_s and not all(task.done() for task in tasks):
             await self._step(False)
@@ -306,6 +351,8 @@ class Run:
             self.leaks |= {f"{part}: processes": count for part, count in self.survey.missing().items()}
         await self._until_idle()
         self.leaks |= dict(self._strays())
+        if self.administrator is not None:
+            await self._judge_scaling(self.administrator)
 
     async def _until_idle(self) -> None:
         end_s = time.monotonic() + IDLE_S
@@ -319,10 +366,61 @@ class Run:
 
     def _strays(self) -> Iterator[tuple[str, int]]:
         """Yields the parts of which more processes live than there should be."""
-        alive = Counter(m.part for m in self.survey.members.values() if m.alive())
-        for part, number in self._setup.parts.items():
+        alive = Counter(self.survey.part_of(m) for m in self.survey.members.values() if m.alive())
+        for part, number in self.survey.wanted.items():
             if alive[part] > number:
                 yield f"{part}: stray processes", alive[part] - number
+
+    async def _judge_scaling(self, administrator: Administrator) -> None:
+        """Notes in what the autoscaler and Ray are not as was acknowledged last."""
+        if administrator.refused is not None:
+            self.leaks["order refused"] = administrator.refused
+        if administrator.orders and administrator.orders[-1].acknowledged_s is None:
+            self.leaks["order not acknowledged"] = dict(administrator.orders[-1].body)
+        end_s = time.monotonic() + JUDGED_S
+        differences = await self._differences(administrator)
+        while differences and time.monotonic() < end_s:
+            await self._step(False)
+            differences = await self._differences(administrator)
+        self.leaks |= differences
+
+    async def _differences(self, administrator: Administrator) -> dict[str, str]:
+        """Returns in what the autoscaler and Ray are not as was acknowledged last, by name."""
+        told, found = await administrator.told(), await self._placement_groups()
+        rules = "the autoscaler does not answer" if told is None else administrator.state.differs(told)
+        wanted = administrator.state.replicas
+        groups = None if found == wanted else f"{found}, for {wanted} replicas"
+        differences = {"what rules": rules, "placement groups": groups}
+        return {name: why for name, why in differences.items() if why is not None}
+
+    async def _placement_groups(self) -> int | None:
+        """Returns the number of placement groups in the application's Ray, None where it cannot be read."""
+        address = await asyncio.to_thread(gcs_of, self._root_pid)
+        if address is None:
+            return None
+        program = (sys.executable, "-m", "benchmarks.chaos.placement", address)
+        asked = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+        try:
+            printed, _ = await asyncio.wait_for(asked.communicate(), COUNTED_S)
+        except TimeoutError:
+            return None
+        finally:
+            if asked.returncode is None:
+                asked.kill()
+                await asked.wait()
+        return int(printed.split()[-1]) if asked.returncode == 0 else None
+
+
+def doing(statuses: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the part of each engine by its id, as ingresses say it: its role while it serves, else one of `DUTIES`.
+    Of ingresses that differ the last one counts.
+    """
+    idle = {"starting": "starting", "draining": "draining", "down": "draining"}
+    return {
+        engine["id"]: idle.get(engine["state"], "warm" if engine["duty"] == "warm" else engine["role"])
+        for status in statuses
+        for engine in status["engines"]
+    }
 
 
 def held_of(statuses: list[dict[str, Any]]) -> dict[str, Any]:

@@ -110,6 +110,19 @@ of a decode engine. The prefill engine is the only one, so it is spared.
 GCS = Kind("kill", "gcs", 2, 2.0, 75.0)
 """The loss of Ray's control process, which a supervisor starts again after a while. Ray's own limit is 60 s."""
 
+SCALING = (
+    Kind("kill", "autoscaler", 2),
+    _stop("autoscaler"),
+    Kind("kill", "warm", 2),
+    _stop("warm"),
+    Kind("kill", "starting", 2),
+    Kind("kill", "draining"),
+)
+"""The faults of an application with an autoscaler, beside the others: of itself, and of engines that do not serve, of
+which none may be there at the moment. Few are of the autoscaler, since without it and without the router, which is
+harmed four times a round, no order is taken.
+"""
+
 OTHERS = {
     "decode": ("router", "ingress", "prefill"),
     "prefill": ("router", "ingress"),

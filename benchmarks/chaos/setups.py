@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
-from benchmarks.chaos.schedule import BARE, FLOW, GCS, SIM, VLLM, Kind, role_of
+from benchmarks.chaos.scaling import DUTIES, GROUPS, LEAST, POLICY
+from benchmarks.chaos.schedule import BARE, FLOW, GCS, SCALING, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -27,6 +28,13 @@ SOAK_KV_BLOCKS = 4096
 are full after some minutes, and what grows afterwards is something else.
 """
 
+ENGINE_CPUS = 0.02
+"""Ray's CPUs of an engine in a placement group, so that all have room on any machine."""
+
+DRAIN_S = 15.0
+"""Seconds that an engine which leaves has for its work, where there is an autoscaler. Streams of a minute then have to
+go on elsewhere, and the next order comes later as a rule."""
+
 OWN = "app.serve"
 """The module of the command that serves an application with a Ray of its own."""
 
@@ -35,7 +43,8 @@ Engines = Literal["sim", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """An application and its load. `parts` are the processes of each part when all is well.
+    """An application and its load. `parts` are the processes of each part when all is well; if it is `scaled`, an
+    administrator orders numbers of engines meanwhile, and `parts` has the fewest that serve.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
     next one from beginning. The application is looked at every `survey_s`. The module `by` serves it: Sluice's own
@@ -52,6 +61,7 @@ class Setup:
     args: Mapping[str, Any]
     by: str = OWN
     survey_s: float = 0.3
+    scaled: bool = False
 
     def command(self, folder: Path) -> Command:
         """Returns the command that serves the application, with its sockets and orders in `folder`."""
@@ -82,13 +92,15 @@ def sim_setup(
     flow: bool = False,
     gcs: bool = False,
     soak: bool = False,
+    scaling: bool = False,
 ) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
 
     With `flow` an agent schedules the reads of KV, which share a link of each prefill engine. With `bare` there are
     two, one for the prefill and one for the decode engines, and a coordinator; each read needs the permits of both.
     `bare` is without Ray, and with `gcs` the state of Ray's control process, which is harmed as well, is in Redis. For
-    a `soak` their KV is small.
+    a `soak` their KV is small. With `scaling` an autoscaler has engines start, stop and change, as an administrator
+    orders it (`scaling.py`), and each engine has a placement group.
     """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options: dict[str, Any] = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
@@ -112,15 +124,27 @@ def sim_setup(
         "ingress": {"replicas": ingresses, "options": PATIENCE},
     }
     parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses}
+    if scaling:
+        args["scaling"] = POLICY
+        for group in args["engines"]:
+            own = GROUPS[group["name"]]
+            group |= {
+                "replicas": own["replicas"],
+                "scaling": own["scaling"] | {"drain_s": DRAIN_S},
+                "num_cpus": ENGINE_CPUS,
+                "placement_group_bundles": [{"CPU": ENGINE_CPUS}],
+            }
+        parts |= {**LEAST, "autoscaler": 1}
     if not bare:
         parts |= {"controller": 1, "proxy": 1}
     if flow:
         parts |= {"agent": 2, "coordinator": 1} if bare else {"agent": 1}
     if gcs:
         parts |= {"gcs": 1}
-    kinds = [kind for kind in (*SIM, *(BARE if bare else ()), *FLOW, GCS) if role_of(kind.part) in parts]
+    there = {*parts, *(DUTIES if scaling else ())}
+    kinds = [k for k in (*SIM, *(BARE if bare else ()), *FLOW, GCS, *SCALING) if role_of(k.part) in there]
     by = "benchmarks.chaos.bare" if bare else "benchmarks.chaos.redis_ray" if gcs else OWN
-    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by)
+    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by, scaled=scaling)
 
 
 def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2) -> Setup:

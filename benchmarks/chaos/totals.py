@@ -36,6 +36,7 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "right": sum(run["right"] for run in runs),
         "near_ties": sum(run["near_ties"] for run in runs),
         "unended": sum(run["unended"] for run in runs),
+        "orders": orders_of([order for run in runs for order in run.get("orders", ())]),
     }
     total["frozen"] = {str(run["seed"]): frozen_share(run) for run in runs}
     for name in ("failed", "wrong", "apart", "notes", "forms"):
@@ -59,6 +60,26 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(row) > OUTCOME and row[OUTCOME]:
             outcomes.setdefault(row[1], Counter())[row[OUTCOME]] += 1
     return total
+
+
+def orders_of(rows: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+    """Returns the figures of an administrator's orders (`scaling.row`), None without any: the longest times from an
+    order to its acknowledgement, and from there until the fleet was as ordered. The next order may come before.
+    """
+    if not rows:
+        return None
+    waits = [
+        acknowledged_s - given_s for _, given_s, acknowledged_s, *_ in rows if acknowledged_s is not None
+    ]
+    whole = [reached_s - at_s for _, _, at_s, reached_s, _ in rows if reached_s is not None]
+    return {
+        "number": len(rows),
+        "acknowledged": len(waits),
+        "acknowledged_longest_s": round(max(waits, default=0.0), 1),
+        "reached": len(whole),
+        "reached_median_s": round(statistics.median(whole), 1) if whole else None,
+        "reached_longest_s": round(max(whole, default=0.0), 1),
+    }
 
 
 def frozen_share(run: Mapping[str, Any]) -> float:

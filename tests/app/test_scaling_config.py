@@ -76,6 +76,7 @@ def test_groups_as_the_autoscaler_knows_them() -> None:
     ("scaling", "decode", "says"),
     [
         ({"sleep_after_s": 0}, {"min": 0}, r"scaling\.sleep_after_s: Input should be greater than 0"),
+        ({"start_limit_s": 0}, {}, r"scaling\.start_limit_s: Input should be greater than 0"),
         (
             {"params": {"sleep": {}}},
             {},
@@ -158,6 +159,26 @@ def test_a_replica_has_a_placement_group_of_its_own() -> None:
     assert deployments(given)["PEngine"]._replica_config.placement_group_bundles is None
     given["engines"][1]["placement_group_bundles"] = [{"CPU": 0}]
     with pytest.raises(ConfigError, match=r"engines\.d\.placement_group_bundles: give at least one bundle"):
+        parse(given)
+
+
+@pytest.mark.parametrize(
+    ("more", "bundle", "least"),
+    [
+        # a replica reserves 0.1 where the configuration says nothing
+        ({}, {"CPU": 0.02}, "CPU: 0.1 "),
+        ({"num_cpus": 0.5, "num_gpus": 1}, {"CPU": 0.5}, "GPU: 1 "),
+        ({"resources": {"left": 2}}, {"CPU": 1.0, "left": 1}, "left: 2 "),
+    ],
+)
+def test_a_first_bundle_without_room_for_the_replica_is_refused_with_its_key(
+    more: dict[str, Any], bundle: dict[str, float], least: str
+) -> None:
+    given = args()
+    given["engines"][1] |= {"placement_group_bundles": [bundle, {"CPU": 4.0}], **more}
+    with pytest.raises(
+        ConfigError, match=rf"engines\.d\.placement_group_bundles: the first bundle .* at least {least}"
+    ):
         parse(given)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.chaos.__main__ import run_once
 from benchmarks.chaos.results import is_bad
+from benchmarks.chaos.scaling import DUTIES
 from benchmarks.chaos.schedule import BARE
 from benchmarks.chaos.setups import Setup, sim_setup
 
@@ -35,6 +36,16 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     long_share = 0.0 if bare else 0.12
     setup = sim_setup(clients=12, every_s=3.0, bare=bare, long_share=long_share)
     run(setup, tmp_path / "logs")
+
+
+def test_faults_while_an_autoscaler_changes_the_fleet_lose_nothing(tmp_path: Path) -> None:
+    setup = sim_setup(clients=12, every_s=3.0, scaling=True, long_share=0.0)
+    # the autoscaler, what carries its orders out, and engines in every part; a minute is too short for the others
+    parts = ("autoscaler", "router", "controller", *DUTIES)
+    kinds = [k for k in setup.kinds if k.part in parts or k.name in ("kill decode", "kill prefill")]
+    result = run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
+    assert any(reached_s is not None for _, _, _, reached_s, _ in result["orders"])
+    assert any(name.split()[1] in ("autoscaler", *DUTIES) for _, name, *_ in result["faults"])
 
 
 def test_partitions_and_lacks_of_memory_lose_nothing(tmp_path: Path) -> None:

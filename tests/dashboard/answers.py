@@ -75,6 +75,7 @@ def scaling(counts: dict[str, int] | None = None, bounds: dict[str, dict[str, in
                 "warm": warm,
                 "starting": 0,
                 "draining": 0,
+                "overdue": 0,
             }
             for name, role, low, high, warm, present in groups
         ],

@@ -137,5 +137,9 @@ def test_figures_count_warm_engines_and_the_longest_start() -> None:
     assert told == {
         "warm_engines": 1.0, "warm_wanted": 2.0, "replicas_wanted": 4.0, "replica_start_seconds_max": 40.0,
     }  # fmt: skip
+    # an overdue one counts as no capacity, and its start goes on
+    overdue = completed(seen(*views), fleet, GROUPS, {"p-b"})
+    assert duties(overdue) == {"p-a": Duty.ACTIVE, "d-x-c": Duty.WARM, "d-x-pending0": Duty.STARTING}
+    assert figures(overdue, fleet, None, GROUPS, {"p-b"})["replica_start_seconds_max"] == 40.0
     without_plan = figures(seen(*views), fleet, None, {"d-x": Group("d-x", Role.DECODE, 1, 4, 1, warm=3)})
     assert (without_plan["warm_wanted"], without_plan["replica_start_seconds_max"]) == (3.0, 0.0)

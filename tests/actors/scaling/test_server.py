@@ -78,13 +78,14 @@ async def autoscaler(
     memory: Memory,
     generation: int = 1,
     journal: Path | None = None,
+    start_limit_s: float | None = None,
 ) -> Autoscaler:
     async def find() -> tuple[str, ...]:
         return cluster.router.addresses
 
     limits = {"prefill_max": 2, "decode_max": 3, "warm_min": 1, "warm_max": 1, "budget": 5}
     policy = make("fixed", {"limits": limits})
-    controller = Controller(lambda groups: policy, GROUPS, "test", await memory.load())
+    controller = Controller(lambda groups: policy, GROUPS, "test", await memory.load(), start_limit_s)
     me = Identity("autoscaler", f"a{generation}", None, generation)
     written = None if journal is None else ScalingJournal(ScalingJournalConfig(str(journal)), "test")
     made = Autoscaler(me, find, controller, memory, memory, written)
@@ -126,6 +127,33 @@ async def test_a_warm_engine_is_activated_and_the_pool_is_refilled_by_serve(flee
     await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
     # what is about to be set is saved first
     assert memory.order[memory.order.index("set {'d': 3}") - 1] == "save"
+    await scaler.stop()
+
+
+async def test_an_operator_is_warned_once_of_a_replica_that_does_not_start(
+    fleet: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    waiting = Replica("2", None, time.time() - 50.0, running=False)
+    group = memory.fleet.groups["d"]
+    late = Deployed(3, (*group.replicas, waiting), "Resources required: {'GPU': 1.0},\n available: {}.")
+    memory.fleet = dataclasses.replace(memory.fleet, groups={**memory.fleet.groups, "d": late})
+    with caplog.at_level("INFO", "ray.serve.autoscaler"):
+        scaler = await autoscaler(fleet, memory, start_limit_s=0.5)
+        await until(lambda: scaler.rounds > 0, "a round")
+        # three are wanted, the warm one among them, and Serve does not place the third
+        await ask(fleet, counts={"d": 2})
+        await until(lambda: scaler.controller.overdue == {"d-2"}, "a replica is overdue")
+        rounds = scaler.rounds
+        await until(lambda: scaler.rounds >= rounds + 2, "further rounds")
+        (warned,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+        assert warned.startswith("d: 1 of 3 replicas have not started within 0.5 s (scaling.start_limit_s)")
+        assert warned.endswith("; Serve says: Resources required: {'GPU': 1.0}, available: {}.")
+        # the alert on long starts goes on, though the replica does not count as starting
+        assert fleet.router.status().gauges["replica_start_seconds_max"] >= 50.0
+        await ask(fleet, counts={"d": 1})
+        await until(lambda: memory.fleet.groups["d"].target == 2, "it is taken back")
+        await until(lambda: "d: no replica is overdue any more" in caplog.text, "the end is told")
     await scaler.stop()
 
 

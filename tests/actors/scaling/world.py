@@ -28,6 +28,8 @@ class Running:
     duty: Duty
     since_s: float
     placed: bool = True
+    loads: bool = False
+    """Whether it has a node before it runs."""
     requests: int = 0
     stops_in: int | None = None
     connected: bool = True
@@ -58,6 +60,11 @@ class World:
     """Number of replicas that have been made, from which their ids follow."""
     budget: int | None = None
     """Most replicas; None: what the groups may have."""
+    start_limit_s: float | None = None
+    full: frozenset[str] = frozenset()
+    """The groups whose replicas are never placed."""
+    fails_after: int | None = None
+    """Rounds after which a replica of a `full` group dies, so that another one is made in its place."""
 
     def __post_init__(self) -> None:
         self.targets = {name: group.deployed for name, group in self.groups.items()}
@@ -69,7 +76,7 @@ class World:
                 replica.born = -self.start_rounds
 
     def new_controller(self, memory: str | None = None) -> Controller:
-        return Controller(self.made_policy, self.groups, "test", memory)
+        return Controller(self.made_policy, self.groups, "test", memory, self.start_limit_s)
 
     def made_policy(self, groups: Mapping[str, Group]) -> ScalingPolicy:
         roles = {role: [g for g in groups.values() if g.role is role] for role in Role}
@@ -94,8 +101,9 @@ class World:
             all_placed = sum(r.placed for rs in self.replicas.values() for r in rs)
             node = self.nodes[self.made % len(self.nodes)]
             replica = Running(
-                f"{self.made:08d}", node, self.now, group.role, duty, float(self.now), all_placed < self.room
-            )
+                f"{self.made:08d}", node, self.now, group.role, duty, float(self.now),
+                all_placed < self.room and name not in self.full,
+            )  # fmt: skip
             own.append(replica)
 
     def runs(self, replica: Running) -> bool:
@@ -122,7 +130,7 @@ class World:
                 tuple(
                     Replica(
                         r.id,
-                        r.node if self.runs(r) else None,
+                        r.node if self.runs(r) or self.fails_after is not None or r.loads else None,
                         float(r.born),
                         self.runs(r),
                         r.stops_in is not None,
@@ -190,7 +198,9 @@ class World:
 
     def tick(self) -> None:
         """Has Serve follow its counts, and lets a second pass."""
-        for name in self.replicas:
+        for name, own in self.replicas.items():
+            if name in self.full and self.fails_after is not None:
+                self.replicas[name] = [r for r in own if r.placed or self.now - r.born < self.fails_after]
             self._fill(name)
             self._shrink(name)
         self.now += 1
