@@ -114,8 +114,8 @@ def _is_object(data: bytes) -> bool:
 class Connected(Life):
     """The life cycle of one prompt, as the connections see it.
 
-    `out` is the piece of output that is being passed to the client. `tier` is that of the network over which the last
-    attempt pulls its KV (`RouteDecode`).
+    `out` is the piece of output that is being passed to the client. `tier` is that of the network over which the
+    present attempt pulls its KV, as the router has said (`RouteDecode`); None where it has not.
     """
 
     __slots__ = ("out", "tier")
@@ -301,6 +301,8 @@ class IngressConnections:
         """Registers the request under the id of its next attempt and returns that id; it begins with `request_id`."""
         attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
+        # this replica may decide about the next attempt itself, and it knows no tiers
+        life.tier = None
         return attempt_id
 
     def forget(self, life: Connected) -> None:

@@ -107,7 +107,6 @@ class IngressRequest(Connected):
     ) -> None:
         super().__init__(connections.limits, spec.terms, spec.arrived_s, spec.choices)
         self.spec, self.parts, self._client, self._connections = spec, parts, client, connections
-        self.tier = None
         # shared with the requests into which this one is split; None once this part has ended
         self._tally: Tally | None = Tally(spec.terms.request_class, spec.arrived_s, spec.choices)
         # those of the first attempt with output; None before its end

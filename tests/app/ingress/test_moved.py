@@ -1,5 +1,6 @@
 """KV that has moved is counted once by tier and once by pair of nodes, of which few have names."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from actors.router.network.feed import NetworkConfig, RouterNetwork
+from actors.wire import messages as wire
 from app.fleet.moved import MOST_PAIRS, OTHER, PAIR_BYTES, PAIR_TRANSFERS, TIER_BYTES, TIER_TRANSFERS
 from app.ingress.metrics import IngressMetrics
 from policies.request.events import Admitted
@@ -60,11 +62,9 @@ def test_pairs_beyond_the_bound_are_one_and_take_the_names_of_those_that_have_go
     assert series(metrics, TIER_TRANSFERS) == {("1",): 302.0}
 
 
-@pytest.mark.parametrize("tier", [None, 2])
-async def test_an_ingress_learns_tiers_from_the_router_and_nodes_from_the_engines(
-    tmp_path: Path, tier: int | None
-) -> None:
-    file = tmp_path / "network.yaml"
+def network_of_two_tiers(directory: Path) -> RouterNetwork:
+    """A network in which `n2` is of tier 2 for `n1`."""
+    file = directory / "network.yaml"
     file.write_text(
         yaml.safe_dump(
             {
@@ -73,12 +73,19 @@ async def test_an_ingress_learns_tiers_from_the_router_and_nodes_from_the_engine
             }
         )
     )
+    return RouterNetwork(NetworkConfig(file=str(file)))
+
+
+@pytest.mark.parametrize("tier", [None, 2])
+async def test_an_ingress_learns_tiers_from_the_router_and_nodes_from_the_engines(
+    tmp_path: Path, tier: int | None
+) -> None:
     engines = [
         ScriptedEngine("p", "prefill", tmp_path, node="n1"),
         ScriptedEngine("d", "decode", tmp_path, node="n2"),
         ScriptedEngine("c", "colocated", tmp_path, node="n3"),
     ]
-    network = None if tier is None else RouterNetwork(NetworkConfig(file=str(file)))
+    network = None if tier is None else network_of_two_tiers(tmp_path)
     async with rig(tmp_path, engines, network=network) as made:
         await until(lambda: network is None or network.gauges(0.0)["network_source"] >= 1, "an oracle")
         for _ in range(6):
@@ -95,10 +102,29 @@ async def test_an_ingress_learns_tiers_from_the_router_and_nodes_from_the_engine
             lambda: made.connections.engines() == [engines[2].info(), engines[0].info()], "two engines"
         )
 
-        async def shown() -> bool:
-            return PAIR_TRANSFERS + "{" in (await made.client.get("/metrics")).text
-
-        while await shown():
-            pass
+        await until(lambda: not series(made.app.metrics, PAIR_TRANSFERS), "the end of the pair's series")
+        assert PAIR_TRANSFERS + "{" not in (await made.client.get("/metrics")).text
         assert made.metric("sluice_kv_transfers_total") == transfers
         assert Counter(series(made.app.metrics, TIER_TRANSFERS)).total() == transfers
+
+
+async def test_the_tier_of_an_attempt_that_failed_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """The router sends the first attempt over tier 2. It is lost, and the ingress decides about the second one."""
+    p = ScriptedEngine("p", "prefill", tmp_path, node="n1")
+    d = ScriptedEngine("d", "decode", tmp_path, auto=False, node="n2")
+    network = network_of_two_tiers(tmp_path)
+    async with rig(tmp_path, [p, d], network=network) as made:
+        await until(lambda: network.gauges(0.0)["network_source"] >= 1, "an oracle")
+        post = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: d.of(wire.Decode), "the first attempt")
+        (first,) = d.of(wire.Decode)
+        assert [life.tier for life in made.connections.live.values()] == [2]
+        await made.router.stop()
+        await until(made.connections.decides_here, "decisions without a router")
+        d.send(wire.Failed(first.attempt_id, "decode", "kv_load", "the read failed", True))
+        await until(lambda: len(d.of(wire.Decode)) == 2, "the second attempt")
+        d.admit(d.of(wire.Decode)[1].attempt_id)
+        d.token(d.of(wire.Decode)[1].attempt_id, finish="stop")
+        assert (await post).status_code == 200
+        assert made.metric("sluice_fallback_decisions_total", task="decode") == 1
+        assert series(made.app.metrics, TIER_TRANSFERS) == {("unknown",): 1.0}
