@@ -92,16 +92,14 @@ class Transfers:
             self._slowest = sorted([*self._slowest, shown], key=lambda one: -one["seconds"])[:SLOWEST]
 
     def tick(self, now_s: float, nodes: Set[str]) -> None:
-        """Forgets what is older than the window, slow transfers of long ago, and pairs of which a node is not among
-        `nodes` any more.
+        """Forgets what is older than the window, and slow transfers of long ago. A pair is shown while both of its
+        nodes are among `nodes`; a router that has just restarted knows none for a moment.
         """
         while self._moved and self._moved[0][0] <= now_s - WINDOW_S:
             self._moved.popleft()
         while self._timed and self._timed[0].at_s < now_s - WINDOW_S:
             self._timed.popleft()
         self._nodes = {OTHER, *nodes}
-        for pair in [pair for pair in self._totals if not self._is_there(pair)]:
-            del self._totals[pair]
         if self._slowest and min(one["at"] for one in self._slowest) < now_s - SLOWEST_FOR_S:
             self._slowest = [one for one in self._slowest if one["at"] >= now_s - SLOWEST_FOR_S]
 

@@ -272,14 +272,11 @@ class Control:
         another engine was put back. Raises the last refusal when no further engine can be.
         """
         done: list[str] = []
-        left = {
-            engine.id: change
-            for engine in self.client.status().engines
-            if engine.id in engines and (change := _change_back(engine, engines[engine.id]))
-        }
+        now = {engine.id: engine for engine in self.client.status().engines}
+        changes = {name: _change_back(now[name], was) for name, was in engines.items() if name in now}
+        left = {name: change for name, change in changes.items() if change}
         while left:
-            refusal = None
-            before = len(left)
+            refusal, before = None, len(left)
             for engine, change in list(left.items()):
                 try:
                     self._put_engine(engine, change)

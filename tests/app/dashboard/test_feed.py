@@ -203,8 +203,10 @@ def test_a_pair_of_a_node_that_has_gone_is_shown_no_more_and_the_rest_of_the_pai
     rest = "other", "other", 1.0, 1
     assert pairs_of(feed.tick(T + 2)) == [("node of prefill", "node of decode", 100.0, 1), rest]
     feed.fleet_is(fleet(engine("prefill-1", "prefill")))
-    feed.tick(T + 3)
-    assert pairs_of(feed.tick(T + 4)) == [rest]
+    assert pairs_of(feed.tick(T + 3)) == [rest]
+    feed.fleet_is(fleet(engine("prefill-1", "prefill"), engine("decode-1", "decode")))
+    # nothing that was counted is lost with a router that knows no engine at first
+    assert pairs_of(feed.tick(T + 4)) == [("node of prefill", "node of decode", 100.0, 1), rest]
 
 
 def agent(**held: int) -> wire.FlowAgentStatus:
