@@ -242,6 +242,19 @@ TRANSFERS = Board(
                 (total("sluice_engine_transfer_bytes_total", "engine"), "{{engine}}"),
             ),
             line("Share that failed", "percentunit", ("sluice:kv_transfer_failed:ratio_rate5m", "failed")),
+            line(
+                "Bytes by network tier",
+                "Bps",
+                (counted("sluice_kv_tier_transfer_bytes_total", "tier"), "tier {{tier}}"),
+            ),
+            line(
+                "Bytes by pair of nodes",
+                "Bps",
+                (
+                    counted("sluice_kv_pair_transfer_bytes_total", "source, target"),
+                    "{{source}} to {{target}}",
+                ),
+            ),
         ),
         "Pool and leases": (
             line("Oldest entry of the pool", "s", (gauge("sluice_router_pool_oldest_seconds"), "oldest")),
@@ -285,6 +298,11 @@ TRANSFERS = Board(
             ),
             line("Permits", "ops", (total("sluice_router_flow_permits_total"), "permits")),
             line("Time held", "s", (total("sluice_router_flow_held_seconds_total"), "seconds a second")),
+            line(
+                "Time held by level",
+                "s",
+                (total("sluice_router_flow_held_seconds_level_total", "level"), "level {{level}}"),
+            ),
             line(
                 "Share read without permits",
                 "percentunit",

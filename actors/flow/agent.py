@@ -346,7 +346,10 @@ class FlowAgent:
         """Returns the totals and gauges of this agent, and the transfers that ended since the last report."""
         desk = self.desk
         totals = {name: float(count) for name, count in desk.totals.items()}
-        totals |= {"held_seconds": desk.held_s, "protocol_errors": float(self._broken)}
+        held_s = sum(one.held_s for one in desk.ended_at.values())
+        totals |= {"held_seconds": held_s, "protocol_errors": float(self._broken)}
+        for level, one in desk.ended_at.items():
+            totals[f"ended_level_{level}"], totals[f"held_seconds_level_{level}"] = one.flows, one.held_s
         ports = desk.arbiter.ports
         workers = [worker for worker in self._workers.values() if not worker.agent]
         gauges = {"workers": float(len(workers)), "agents": float(len(self._workers) - len(workers))}

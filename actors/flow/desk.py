@@ -62,6 +62,14 @@ class Open:
     unscheduled: str = ""
 
 
+@dataclass(slots=True)
+class Ended:
+    """Flows that have ended, and the time for which they waited for permits and moved nothing."""
+
+    flows: int = 0
+    held_s: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One connection of a worker, or of another node's `agent`. `send` queues a message to it."""
@@ -104,7 +112,10 @@ class Desk:
         self.totals: Counter[str] = Counter()
         self.open = 0
         """Flows that are open, those that were refused included."""
-        self.held_s = 0.0
+        self.ended_at: dict[int, Ended] = {}
+        """Own workers' flows that have ended, without those that were refused, by the level at which each was last
+        permitted, or else submitted.
+        """
         self.ended: list[FlowRecord] = []
         self.book: Book | None = None
         self.owned: set[str] = set()
@@ -319,7 +330,10 @@ class Desk:
         self._count(worker, "moved_bytes", opened.moved_bytes)
         if worker.agent:
             return
-        self.held_s += held_s
+        if not opened.refused:
+            at_level = self.ended_at.setdefault(opened.level, Ended())
+            at_level.flows += 1
+            at_level.held_s += held_s
         if opened.withdrawn:
             return
         flow = opened.flow

@@ -476,7 +476,8 @@ class RouterServer:
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
                 self._autoscaler.routed(action.attempt_id, engine_id, decodes=True)
-                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s))
+                tier = self._network.configured(action.intent.tier)
+                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s, tier))
             case Reject():
                 self._ingresses.disown(action.attempt_id)
                 self._autoscaler.forget(action.attempt_id)

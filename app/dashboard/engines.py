@@ -167,6 +167,10 @@ class Engines:
         """Returns the node of an engine, also of one that has gone; None if it is not remembered."""
         return None if engine is None else self._nodes.get(engine)
 
+    def nodes(self) -> set[str]:
+        """Returns the nodes of the engines that are there."""
+        return {info.node for info in self.infos.values()}
+
     def role_and_duty(self, engine: str) -> dict[str, Any] | None:
         """Returns the role and the duty of an engine as the router told them last; None for an unknown one."""
         info = self.infos.get(engine)

@@ -33,7 +33,7 @@ class Feed:
     def __init__(self, slo: Mapping[str, ClassSlo]) -> None:
         self.engines = Engines()
         self.ingresses = Ingresses()
-        self.registry = Registry()
+        self.registry = Registry(self.engines.nodes)
         self.requests = Requests()
         self.heat = HeatStrips()
         self.seq = 0
@@ -86,12 +86,14 @@ class Feed:
         """Takes in that an ingress is lost."""
         self.ingresses.lost(ingress)
         self.registry.lost(ingress)
+        self._transfers.lost(ingress)
         self.event(now_s, Happened("ingress_lost", f"ingress {ingress} is lost ({reason})", "warn"))
 
     def observed(self, ingress: str, message: IngressObserved, now_s: float) -> None:
         """Takes in what an ingress reports. Its clock is related to ours by the time at which the report came."""
         self.ingresses.take(ingress, message, now_s)
         self.registry.take(ingress, message.figures)
+        self._transfers.take(ingress, message.figures, now_s)
         offset_s = now_s - message.now_s
         for answered in message.requests:
             self._ended(answered, offset_s)
@@ -172,7 +174,7 @@ class Feed:
         for happened in self.engines.tick(now_s):
             self.event(now_s, happened)
         self.ingresses.tick(now_s)
-        self._transfers.tick(now_s)
+        self._transfers.tick(now_s, self.engines.nodes())
         delta: Shown = {"seq": self.seq, "at": self._at, "period_s": 1, "keep": KEEP}
         new_classes = sorted(self.ingresses.classes() - set(self._classes))
         if new_classes and len(self._classes) + len(new_classes) <= MOST_CLASSES:

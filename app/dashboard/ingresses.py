@@ -17,7 +17,9 @@ from app.dashboard.rings import Value, quantile
 STALE_S = 3.5
 """Age of a report from which it does not count: three are missing."""
 WINDOW_S = 15.0
-"""Quantiles, attainment and transfers are over the requests that ended in this time."""
+"""Quantiles and attainment are over the requests that ended in this time, and rates of transfers over what replicas
+have counted in it.
+"""
 
 
 def _refused(labels: dict[str, str]) -> bool:

@@ -1,12 +1,13 @@
 """The counts of all ingress replicas, added up, so that one scrape shows the application.
 
 What a replica that has gone had counted stays in the sums, because a sum that falls looks like a restart. A gauge is
-added up over the replicas that are connected.
+added up over the replicas that are connected. Series of a pair of nodes end when a node of it has no engine any more.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from actors.wire.messages import Figures
 from app.fleet.figures import FleetCollector, Seen
 from app.fleet.metric import cumulative
+from app.fleet.moved import OTHER, PAIR
 
 MOST_GONE = 64
 """Most replicas that have gone whose figures are kept apart, for the case that they come back."""
@@ -24,9 +26,10 @@ Numbers = tuple[float, ...]
 
 
 class Registry(Collector):
-    """The figures of all ingress replicas by the ids of their processes."""
+    """The figures of all ingress replicas by the ids of their processes. `nodes` returns those that have engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Callable[[], Set[str]]) -> None:
+        self._nodes = nodes
         self._live: dict[str, list[Figures]] = {}
         self._gone: OrderedDict[str, list[Figures]] = OrderedDict()
         self._past: list[Figures] = []
@@ -44,11 +47,23 @@ class Registry(Collector):
         self._gone[ingress] = [one for one in figures if one.kind != "gauge"]
         if len(self._gone) > MOST_GONE:
             _, oldest = self._gone.popitem(last=False)
-            self._past = list(summed([self._past, oldest]).values())
+            # nodes come and go for as long as an application runs, so their series are not kept for good
+            self._past = self._present(summed([self._past, oldest]).values())
 
     def sums(self) -> dict[str, Figures]:
         """Returns every metric by its name, with the sums of its series."""
-        return summed([self._past, *self._gone.values(), *self._live.values()])
+        sums = summed([self._past, *self._gone.values(), *self._live.values()]).values()
+        return {one.name: one for one in self._present(sums)}
+
+    def _present(self, figures: Iterable[Figures]) -> list[Figures]:
+        """Returns the figures without the series of pairs of nodes of which one has no engine."""
+        nodes = {OTHER, *self._nodes()}
+        return [
+            one
+            if one.labels != PAIR
+            else replace(one, series=[series for series in one.series if nodes.issuperset(series[0])])
+            for one in figures
+        ]
 
     def collect(self) -> Iterable[Family]:
         """Yields the metric families of one scrape."""

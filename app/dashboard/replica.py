@@ -1,9 +1,9 @@
-"""The dashboard as a Serve replica: it starts observer and server. Nothing of serving waits for it."""
+"""The dashboard, and its process as a Serve replica: observer and server. Nothing of serving waits for it."""
 
 import importlib.metadata
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +40,10 @@ class Target(NamedTuple):
     url: str
 
 
-class DashboardReplica:
-    """The dashboard's process."""
+class Dashboard:
+    """The parts of a dashboard. `find` returns the addresses of the router."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
+    def __init__(
         self,
         config: DashboardConfig,
         runs: RunsConfig,
@@ -52,7 +52,7 @@ class DashboardReplica:
         ingress: Target,
         ingress_keys: tuple[str, ...],
         wire: WireConfig,
-        router: Any,
+        find: Callable[[], Awaitable[tuple[str, ...]]],
     ) -> None:
         assert config.port is not None
         me = wire.identity("observer", f"dashboard-{uuid.uuid4().hex[:8]}")
@@ -71,7 +71,8 @@ class DashboardReplica:
         keys = keys_of(config, ingress.port, ingress_keys, wire.secret())
         feed = Feed(settings.slo)
         self._stream = stream = Stream(feed.snapshot)
-        self._observer = observer = Observer(me, finder(router), feed, stream.add)
+        self._wire = wire
+        self._observer = observer = Observer(me, find, feed, stream.add)
         audit = Audit(settings.folder)
         audit.open()
 
@@ -88,27 +89,56 @@ class DashboardReplica:
             key = key_for_runs(ingress.port, ingress_keys, wire.secret())
             self._runs = Runs(runs, url, settings.url, key)
             self._whatif = WhatIf(runs, url, key)
-            self._runs.start_up()
             more = routes(self._runs, self._whatif)
         app = DashboardApp(settings, feed, stream, changes, sessions, more)
         self._server = DashboardServer(app, settings, stream)
-        await observer.start(listen_addresses(wire, "dashboard"))
+
+    async def start(self) -> None:
+        """Listens for ingresses and browsers, and puts back what killed experiments have left."""
+        if self._runs is not None:
+            self._runs.start_up()
+        await self._observer.start(listen_addresses(self._wire, "dashboard"))
         await self._server.start()
         garbage.settle()
         no_memory.watch()
 
-    async def check_health(self) -> None:
-        """Answers Serve's health probe; an exception makes Serve replace the replica."""
+    def check(self) -> None:
+        """Raises an exception if this process should be replaced."""
         self._observer.check()
 
-    async def __del__(self) -> None:
-        for commands in (getattr(self, "_runs", None), getattr(self, "_whatif", None)):
+    async def stop(self) -> None:
+        """Ends experiments in order, then everything else."""
+        for commands in (self._runs, self._whatif):
             if commands is not None:
                 await commands.close()
-        if hasattr(self, "_server"):
-            await self._server.stop()
-        if hasattr(self, "_observer"):
-            await self._observer.stop()
+        await self._server.stop()
+        await self._observer.stop()
+
+
+class DashboardReplica:
+    """The dashboard's process as Serve starts it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: DashboardConfig,
+        runs: RunsConfig,
+        model: str,
+        slo: Mapping[str, Any],
+        ingress: Target,
+        ingress_keys: tuple[str, ...],
+        wire: WireConfig,
+        router: Any,
+    ) -> None:
+        self._dashboard = Dashboard(config, runs, model, slo, ingress, ingress_keys, wire, finder(router))
+        await self._dashboard.start()
+
+    async def check_health(self) -> None:
+        """Answers Serve's health probe; an exception makes Serve replace the replica."""
+        self._dashboard.check()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_dashboard"):
+            await self._dashboard.stop()
 
 
 def folder_of(config: DashboardConfig) -> Path:

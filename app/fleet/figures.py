@@ -154,7 +154,12 @@ ROUTER: dict[str, Metric] = _listed(
     (r"flow_bytes_level_(\d+)", "bytes", "Bytes that agents permitted at a level; 1 is the highest.", "level"),
     ("flow_moved_bytes", "bytes", "Bytes of ended KV flows, with and without permits."),
     ("flow_held_seconds", "seconds", "Time in which ended KV flows waited for permits and moved nothing."),
+    (r"flow_held_seconds_level_(\d+)", "seconds",
+        "Time in which ended KV flows waited for permits and moved nothing, by the level at which they were permitted "
+        "last.", "level"),
     ("flow_ended", "flows", "KV flows that ended."),
+    (r"flow_ended_level_(\d+)", "flows",
+        "KV flows that agents took and that ended, by the level at which they were permitted last.", "level"),
     ("flow_withdrawn", "flows", "KV flows that their workers withdrew: the request was aborted or a read failed."),
     ("flow_lost", "flows", "Open KV flows of workers that were lost."),
     ("flow_refused", "flows", "KV flows that an agent refused because it held too many."),

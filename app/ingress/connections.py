@@ -114,12 +114,14 @@ def _is_object(data: bytes) -> bool:
 class Connected(Life):
     """The life cycle of one prompt, as the connections see it.
 
-    `out` is the piece of output that is being passed to the client.
+    `out` is the piece of output that is being passed to the client. `tier` is that of the network over which the
+    present attempt pulls its KV, as the router has said (`RouteDecode`); None where it has not.
     """
 
-    __slots__ = ("out",)
+    __slots__ = ("out", "tier")
 
     out: Out
+    tier: int | None
 
     def has(self, index: int) -> bool:
         """Returns whether the request has a choice of this number (`Out.index`)."""
@@ -166,6 +168,7 @@ class IngressConnections:
         self.salt = secrets.token_bytes(32) if salt is None else salt
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost, partial(self._ended, "engine"))
+        metrics.bind_nodes(self._engines.nodes)
         self._router = Link(
             me,
             find_router,
@@ -298,6 +301,8 @@ class IngressConnections:
         """Registers the request under the id of its next attempt and returns that id; it begins with `request_id`."""
         attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
+        # this replica may decide about the next attempt itself, and it knows no tiers
+        life.tier = None
         return attempt_id
 
     def forget(self, life: Connected) -> None:
@@ -337,13 +342,18 @@ class IngressConnections:
                 link.send(message)
             link.live.pop(life.attempt_id, None)
 
-    def admitted(self, life: Life, moved: bool) -> None:
-        """Notes an admission to decode for the next progress report.
+    def admitted(self, life: Connected, moved: bool) -> None:
+        """Notes an admission to decode for the next progress report, and counts the transfer if KV `moved`.
 
-        If KV `moved` and the router wants transfers, or the transfer was held back, the transfer is reported too.
+        If the router wants transfers, or this one was held back, it is reported too.
         """
         self._admitted.append(life.attempt_id)
         admission = life.admission
+        if moved and admission is not None:
+            node = self._engines.node
+            self.metrics.transferred(
+                admission, life.tier, node(life.prefill_engine), node(life.decode_engine)
+            )
         wanted = self.fleet is not None and self.fleet.wants_transfers
         if moved and admission is not None and (wanted or admission.held_s > 0):
             facts = (
@@ -471,6 +481,8 @@ class IngressConnections:
                 prefill = ev.RoutePrefill(message.engine_id, message.colocated, message.dp_rank, message.lend)
                 self._happens(message.attempt_id, prefill)
             case RouteDecode():
+                if (life := self.live.get(message.attempt_id)) is not None:
+                    life.tier = message.tier
                 decode = ev.RouteDecode(message.engine_id, message.dp_rank, message.kv_due_s)
                 self._happens(message.attempt_id, decode)
             case Reject():

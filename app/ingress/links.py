@@ -176,6 +176,17 @@ class EngineLinks:
                 return retired
         return link
 
+    def node(self, engine_id: str | None) -> str | None:
+        """Returns the node of an engine that is linked or has just retired, else None."""
+        link = None if engine_id is None else self._links.get(engine_id)
+        if link is None:
+            link = next((retired for retired in self._retired if retired.info.id == engine_id), None)
+        return None if link is None else link.info.node
+
+    def nodes(self) -> set[str]:
+        """Returns the nodes of all engines that are linked, also over retired links."""
+        return {link.info.node for link in (*self._links.values(), *self._retired)}
+
     def all(self) -> list[EngineLink]:
         """Returns the links of the fleet, ordered by engine id."""
         return [self._links[engine_id] for engine_id in sorted(self._links)]

@@ -54,6 +54,10 @@ class LoopCounter(Collector):
             count = self._counts[values] = Count()
         return count
 
+    def forget(self, *values: str) -> None:
+        """Removes the series with a value for each label; its `Count` counts for nothing from then on."""
+        self._counts.pop(values, None)
+
     def series(self) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
         """Returns the values of the labels and the count of each series."""
         return [(values, (count.value,)) for values, count in self._counts.items()]

@@ -9,7 +9,7 @@ Histograms are observed once per request and never per token.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,7 +19,9 @@ from prometheus_client import (
 
 from actors.wire.messages import Figures
 from app.fleet.metric import LATENCY_S, STEP_S, TRANSFER_S, Metric, counter, gauge, seconds
+from app.fleet.moved import MOST_PAIRS, PAIR, PAIR_BYTES, PAIR_TRANSFERS, TIER, TIER_BYTES, TIER_TRANSFERS
 from app.ingress.loop_metrics import LoopCounter, LoopHistogram
+from app.ingress.moved import MovedCounts
 from policies.request.ended import RequestEnd, Result
 from policies.request.events import Admitted
 from policies.request.life import Life
@@ -72,6 +74,22 @@ INGRESS: tuple[Metric, ...] = (
         "Descriptors of all KV transfers; a descriptor is one contiguous piece of memory.",
     ),
     counter("sluice_kv_transfer_failures_total", "transfers", "KV transfers that failed."),
+    counter(
+        TIER_TRANSFERS,
+        "transfers",
+        "KV transfers between engines by the network tier between their nodes: 0 one node, 1 one rack, 2 one pod, 3 "
+        "beyond. `unknown` are those without configured tiers, and those that this replica decided itself.",
+        *TIER,
+    ),
+    counter(TIER_BYTES, "bytes", "KV bytes that were moved between engines, by the same tiers.", *TIER),
+    counter(
+        PAIR_TRANSFERS,
+        "transfers",
+        f"KV transfers between engines by the nodes of both. At most {MOST_PAIRS} pairs have names at a replica, and "
+        "the rest is `other`; the series of a pair ends when a node of it has no engine any more.",
+        *PAIR,
+    ),
+    counter(PAIR_BYTES, "bytes", "KV bytes that were moved between engines, by the same pairs of nodes.", *PAIR),
     counter(
         "sluice_retries_total",
         "attempts",
@@ -206,6 +224,7 @@ class IngressMetrics:
         self.registry = CollectorRegistry()
         self._held: list[tuple[Metric, Callable[[], Series]]] = []
         self._in_flight_now: Callable[[], float] = lambda: 0.0
+        self._nodes: Callable[[], Set[str]] | None = None
         self._model = model
         self._requests = self._counter("sluice_requests_total")
         self._in_flight = self._gauge("sluice_in_flight")
@@ -225,6 +244,12 @@ class IngressMetrics:
         self.kv_seconds = self._counter("sluice_kv_transfer_seconds_total")
         self.kv_descriptors = self._counter("sluice_kv_transfer_descriptors_total")
         self.transfer_failures = self._counter("sluice_kv_transfer_failures_total")
+        self._moved = MovedCounts(
+            self._counter(TIER_TRANSFERS),
+            self._counter(TIER_BYTES),
+            self._counter(PAIR_TRANSFERS),
+            self._counter(PAIR_BYTES),
+        )
         self.retries = self._counter("sluice_retries_total")
         self.migrations = self._counter("sluice_migrations_total")
         self.migration_stall = self._histogram("sluice_migration_stall_seconds")
@@ -250,12 +275,18 @@ class IngressMetrics:
         self._in_flight.set_function(in_flight)
         self._in_flight_now = in_flight
 
+    def bind_nodes(self, nodes: Callable[[], Set[str]]) -> None:
+        """Sets the source of the nodes that have engines; the series of others end."""
+        self._nodes = nodes
+
     def render(self) -> bytes:
         """Returns the exposition text, with the figures of every collector in the registry."""
+        self._forget_gone()
         return generate_latest(self.registry)
 
     def figures(self) -> list[Figures]:
         """Returns all that this replica counts itself, for an observer, which adds it up over the replicas."""
+        self._forget_gone()
         return [
             Figures(metric.name, metric.kind, metric.help, metric.labels, metric.buckets, series())
             for metric, series in self._held
@@ -276,8 +307,13 @@ class IngressMetrics:
         """Counts a request that was refused or dropped before it was complete."""
         self._listener_refusals.labels(reason).inc()
 
-    def transferred(self, admission: Admitted) -> None:
-        """Counts the KV transfer of a request that was just admitted."""
+    def transferred(
+        self, admission: Admitted, tier: int | None, source: str | None, target: str | None
+    ) -> None:
+        """Counts the KV transfer of a request that was just admitted, from the node `source` to the node `target` over
+        a `tier` of the network; each is None where it is not known.
+        """
+        self._moved.add(tier, source, target, admission.transfer_bytes)
         self.kv_transfers.inc()
         self.kv_bytes.inc(admission.transfer_bytes)
         self.kv_seconds.inc(admission.transfer_s)
@@ -313,6 +349,10 @@ class IngressMetrics:
             self.tpot.observe(end.tpot_s, end.request_class)
         if result is not None:
             self.slo_requests.labels(end.request_class, result).inc()
+
+    def _forget_gone(self) -> None:
+        if self._nodes is not None:
+            self._moved.forget_others(self._nodes())
 
     def _counter(self, name: str) -> LoopCounter:
         metric = _BY_NAME[name]

@@ -463,11 +463,7 @@ class IngressRequest(Connected):
         self._connections.end_work(engine_id, self, None)
 
     def admitted(self) -> None:
-        moved = self.prefilled is not None
-        if moved:
-            assert self.admission is not None
-            self._connections.metrics.transferred(self.admission)
-        self._connections.admitted(self, moved)
+        self._connections.admitted(self, moved=self.prefilled is not None)
 
     # --------------------------------------------------------------------------------------------------- client
 

@@ -6,7 +6,7 @@ Every process obeys orders of faults, as sim engines do (`actors.engine.sim.faul
 about memory mean anything), and is cut off from others as `cuts` says. A process is back after half a second here, and
 after several seconds in Ray, which imports everything anew; far more faults fit into an hour. Ray's own part
 (placement, probes, its proxy and controller) is not there to fail. Only sim engines can be served: their process may be
-forked from one that has imported all code already.
+forked from one that has imported all code already. There is a dashboard where the configuration gives it a port.
 """
 
 import argparse
@@ -109,6 +109,8 @@ class Application:
             title = "".join(part.capitalize() for part in group.name.split("-")) + "Engine"
             found += [Slot(title, self._engine(group)) for _ in range(group.replicas)]
         found += [Slot("Ingress", self._run_ingress) for _ in range(self._config.ingress.replicas or 1)]
+        if self._config.dashboard.port:
+            found.append(Slot("Dashboard", self._run_dashboard))
         return found
 
     def next_generation(self) -> None:
@@ -213,6 +215,22 @@ class Application:
         await connections.start()
         await connections.wait_ready(READY_WAIT_S)
         await Listener(app, ListenerConfig(host=group.host, port=group.port, reuse_port=True)).start()
+        await asyncio.Event().wait()
+
+    async def _run_dashboard(self) -> None:
+        # few applications have one, and its libraries are not theirs to load
+        from app.dashboard.replica import Dashboard, Target
+        from app.dashboard.store import RunsConfig
+
+        config, ingress = self._config, self._config.ingress
+        board = config.dashboard.resolved(ingress)
+        runs = from_options(RunsConfig, board.experiments, "dashboard.experiments")
+        options, target = ingress.options, Target(ingress.port, ingress.url)
+        slo, keys = options.get("class_slo", {}), tuple(options.get("admin_keys", ()))
+        dashboard = Dashboard(
+            board, runs, config.model.served_name, slo, target, keys, config.wire, self._find
+        )
+        await dashboard.start()
         await asyncio.Event().wait()
 
 

@@ -139,8 +139,8 @@ def config_file(
     """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`.
 
     It has one ingress on every machine, whose figures are then those of the application, unless `change` asks for more,
-    and a dashboard on the port `board` unless that is 0. Serve's own port is served with `proxy` only: that takes a
-    process more.
+    and a dashboard on the port `board` unless that is 0, with its runs in `directory`/runs. Serve's own port is served
+    with `proxy` only: that takes a process more.
     """
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
     if not proxy:
@@ -150,7 +150,8 @@ def config_file(
         change(args)
     args.setdefault("ingress", {}).setdefault("replicas", 1)
     if board:
-        args["dashboard"] = {"port": board, "folder": str(directory / "dashboard")}
+        runs = {"folder": str(directory / "runs")}
+        args["dashboard"] = {"port": board, "folder": str(directory / "dashboard"), "experiments": runs}
     args.setdefault("dashboard", {}).setdefault("port", 0)
     path = directory / Path(source).name
     path.write_text(yaml.safe_dump(schema))

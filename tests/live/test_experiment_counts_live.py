@@ -5,6 +5,7 @@ dashboard's page in a real browser, whose figures are those of status and metric
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import yaml
 from playwright.sync_api import expect
 
 from app.admin_key import key_path
-from app.dashboard.store import RunStore
+from app.dashboard.store import BEFORE, RunStore
 from benchmarks.live.experiment.stored import load
 from benchmarks.live.servers import free_ports
 from benchmarks.watching.chromium import Opened, browser, open_page
@@ -54,8 +55,13 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[App]:
-    with serving(config_file(tmp_path_factory.mktemp("counts"), "sim.yaml", scaled, board=port)) as running:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("counts")
+
+
+@pytest.fixture(scope="module")
+def app(folder: Path, port: int) -> Iterator[App]:
+    with serving(config_file(folder, "sim.yaml", scaled, board=port)) as running:
         yield running
 
 
@@ -79,11 +85,16 @@ def scaling(app: App) -> dict[str, Any]:
     return told
 
 
-def run(app: App, folder: Path, seconds: float, actions: list[dict[str, Any]]) -> subprocess.Popen[str]:
+def plan(seconds: float, actions: list[dict[str, Any]]) -> str:
     classes = {"interactive": {"prompt_tokens": 20, "output_tokens": 20, "ttft_slo_ms": 2000}}
     phases = [{"name": "all", "for_s": seconds, "rate_per_s": 5}]
-    plan = {"name": "counts", "load": {"classes": classes, "phases": phases}, "actions": actions}
-    (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    return yaml.safe_dump(
+        {"name": "counts", "load": {"classes": classes, "phases": phases}, "actions": actions}
+    )
+
+
+def run(app: App, folder: Path, seconds: float, actions: list[dict[str, Any]]) -> subprocess.Popen[str]:
+    (folder / "plan.yaml").write_text(plan(seconds, actions))
     argv = [
         sys.executable,
         "-m",
@@ -136,6 +147,32 @@ def test_numbers_beyond_a_group_s_bounds_are_refused_before_the_load(app: App, t
     process = run(app, tmp_path, 5, [{"at_s": 1, "scale": {"d": 9}}])
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2 and "the group may have 1 to 3" in out
+
+
+def test_dashboard_and_router_are_killed_in_an_experiment_of_the_page(
+    app: App, port: int, folder: Path
+) -> None:
+    """The runner ends with the dashboard that holds its leash, and there is no router to put anything back."""
+    policy = app.http.get(f"{app.url}/sluice/admin/policy").json()["decode"]["name"]
+    actions = [{"at_s": 0.5, "policy": {"decode": "round_robin"}}, {"at_s": 1, "scale": {"d": 2}}]
+    with Dashboard(f"http://127.0.0.1:{port}") as dashboard:
+        started = dashboard.start_experiment(plan(120, actions))
+    assert started.id is not None
+    end_s = time.monotonic() + PATIENCE_S
+    while scaling(app)["mode"] != "manual":
+        assert time.monotonic() < end_s, app.log.read_text()[-2000:]
+        time.sleep(0.2)
+    for deployment in ("Router", "Dashboard"):
+        os.kill(app.replica_pid(deployment), signal.SIGKILL)
+    store = RunStore(folder / "runs")
+    while store.read(started.id)["state"] == "running" or (store.path(started.id) / BEFORE).exists():
+        assert time.monotonic() < end_s, store.read(started.id)
+        time.sleep(0.2)
+    found = store.read(started.id)
+    assert "by the end of what started it" in found["message"] and found["took_s"] < 110, found
+    assert scaling(app)["mode"] == "auto"
+    assert app.http.get(f"{app.url}/sluice/admin/policy").json()["decode"]["name"] == policy
+    app.wait_idle()
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

@@ -140,14 +140,17 @@ class RouterNetwork:
         destination = self.sources.engines.get(place_of(intent.destination)[0])
         if source is None or destination is None or intent.n_bytes <= 0:
             return
-        file, tier = self.sources.file, intent.tier
-        if tier not in file.bandwidth_bytes_per_s:
-            # an oracle without tiers uses FARTHEST for every pair
-            tier = None
+        file, tier = self.sources.file, self.configured(intent.tier)
         latency_s = None if tier is None else file.latency_s.get(tier)
         pair = (source.node, destination.node)
         uplinks = 1 if tier is None else file.uplinks.get(tier, 1)
         self.estimator.routed(intent.attempt_id, intent.source, pair, tier, latency_s, now_s, uplinks)
+
+    def configured(self, tier: int | None) -> int | None:
+        """Returns `tier` if the operator has given tiers, else None: an oracle without tiers uses `FARTHEST` for every
+        pair.
+        """
+        return tier if tier in self.sources.file.bandwidth_bytes_per_s else None
 
     def transferred(self, message: Transferred, now_s: float) -> None:
         """Takes in finished transfers that an ingress observed."""
@@ -275,7 +278,7 @@ class RouterNetwork:
 
     def _path(self, source: str, from_node: str, target: str, to_node: str) -> PathSeen:
         oracle, learnt = self._told, self._pairs.get((from_node, to_node))
-        tier = None if oracle is None else oracle.tier(source, from_node, target, to_node)
+        tier = None if oracle is None else self.configured(oracle.tier(source, from_node, target, to_node))
         return PathSeen(
             from_node,
             to_node,

@@ -4,13 +4,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 MAX_COUNT = 2**53
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 """A number of things, of which a float holds each exactly. A message with another number ends its connection."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """The id of a token, which vLLM keeps in 32 bits."""
+
+Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]
+"""A tier of the network: 0 on one node, 1 in one rack, 2 in one pod, 3 beyond."""
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]

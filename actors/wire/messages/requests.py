@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from actors.telemetry.times import Stamps
-from actors.wire.messages.base import Count, Part, Wire
+from actors.wire.messages.base import Count, Part, Tier, Wire
 from actors.wire.messages.engines import EngineInfo, Status
 from actors.wire.messages.flows import FlowAgentStatus
 from actors.wire.messages.observing import ObserverInfo
@@ -226,13 +226,15 @@ class RoutePrefill(Wire, frozen=True):
 
 class RouteDecode(Wire, frozen=True):
     """Decision: decode the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses). Its KV must be
-    there within `kv_due_s` seconds of the decision (None: no time is set).
+    there within `kv_due_s` seconds of the decision (None: no time is set). `tier` is that of the network between the
+    nodes of both engines, None where no tiers are configured.
     """
 
     attempt_id: str
     engine_id: str
     dp_rank: int | None = None
     kv_due_s: float | None = None
+    tier: Tier | None = None
 
 
 class Reject(Wire, frozen=True):

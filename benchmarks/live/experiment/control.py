@@ -30,6 +30,10 @@ class ControlError(Exception):
     """Something cannot be done to the application; the message says why, and what to do."""
 
 
+class RefusedOrderError(ControlError):
+    """The application refuses an order to one engine, perhaps only in its present state."""
+
+
 class Control:
     """The controls of one application: `url` is its public port, `dashboard` the address of its page, if it has one.
 
@@ -186,6 +190,9 @@ class Control:
         return sorted(fitting, key=lambda e: e.id or "")[0]
 
     def _put_engine(self, engine: str, body: Mapping[str, str]) -> None:
+        """Orders an engine to have a role or a duty, and waits until the application says that it has. Raises
+        RefusedOrderError, or ControlError if the dashboard cannot be reached.
+        """
         assert self.dashboard is not None
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         try:
@@ -199,7 +206,20 @@ class Control:
                 message = answer.json()["message"]
             except (ValueError, KeyError, TypeError):
                 message = f"status {answer.status_code}"
-            raise ControlError(f"engine {engine}: {message}")
+            raise RefusedOrderError(f"engine {engine}: {message}")
+        # what comes next, another action or putting back, begins with what the application says of its engines
+        end_s = time.monotonic() + ANSWER_S
+        while not self._shows(engine, body):
+            if time.monotonic() > end_s:
+                raise ControlError(
+                    f"engine {engine} was ordered {shown(body)} and does not follow: see its log"
+                )
+            time.sleep(0.1)
+
+    def _shows(self, engine: str, body: Mapping[str, str]) -> bool:
+        """Returns whether an engine has what `body` asks for, or has gone."""
+        found = [one for one in self.client.status().engines if one.id == engine]
+        return all((getattr(one, key) or "active") == value for one in found for key, value in body.items())
 
     # ------------------------------------------------------------------------------------------------------- restore
 
@@ -246,20 +266,27 @@ class Control:
         return [f"scale: {shown(scale['counts'])}"]
 
     def _restore_engines(self, engines: Mapping[str, Mapping[str, str]]) -> list[str]:
-        """Puts back role and duty of engines that are still there; those that have gone have no state."""
-        done = []
-        for engine in self.client.status().engines:
-            was = engines.get(engine.id or "")
-            if was is None:
-                continue
-            change = {
-                key: was[key]
-                for key in ("role", "duty")
-                if was.get(key) and was[key] != (getattr(engine, key) or "active")
-            }
-            if change:
-                self._put_engine(engine.id or "", change)
-                done.append(f"engine {engine.id}: {shown(change)}")
+        """Puts back role and duty of engines that are still there; those that have gone have no state.
+
+        The last active engine of a group that decodes keeps its role and duty, so what is refused is tried again after
+        another engine was put back. Raises the last refusal when no further engine can be.
+        """
+        done: list[str] = []
+        now = {engine.id: engine for engine in self.client.status().engines}
+        changes = {name: _change_back(now[name], was) for name, was in engines.items() if name in now}
+        left = {name: change for name, change in changes.items() if change}
+        while left:
+            refusal, before = None, len(left)
+            for engine, change in list(left.items()):
+                try:
+                    self._put_engine(engine, change)
+                except RefusedOrderError as error:
+                    refusal = error
+                    continue
+                done.append(f"engine {engine}: {shown(change)}")
+                del left[engine]
+            if refusal is not None and len(left) == before:
+                raise refusal
         return done
 
     def settle(self, most_s: float) -> bool:
@@ -285,6 +312,15 @@ def _policy_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("dispatch"):
         found["dispatch"] = body["dispatch"]
     return found
+
+
+def _change_back(engine: EngineStatus, was: Mapping[str, str]) -> dict[str, str]:
+    """Returns the role and the duty that an engine had and has no more."""
+    return {
+        key: was[key]
+        for key in ("role", "duty")
+        if was.get(key) and was[key] != (getattr(engine, key) or "active")
+    }
 
 
 def _counts_before(scaling: Scaling) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.flow.desk import BadMessage, Desk, Worker
+from actors.flow.desk import BadMessage, Desk, Ended, Worker
 from actors.wire.messages import (
     ChunkDone,
     ChunkPosted,
@@ -75,6 +75,22 @@ def test_a_report_that_cannot_be_ends_its_connection_and_changes_nothing_else(
     desk.take(other, ChunkDone("f", 100, 0.1, True), 2.0)
     assert (len(desk), len(desk.arbiter), desk.open) == (0, 0, 0)
     assert [type(message) for message in sent] == [Permitted]
+
+
+def test_the_time_that_flows_were_held_is_of_the_level_at_which_they_were_permitted_last() -> None:
+    """The port is free for `f` at once; `g` and `h` wait behind it. `h` is withdrawn while it is read."""
+    desk = made_desk(window=1)
+    worker, sent = came(desk)
+    for name in "fgh":
+        desk.take(worker, SubmitFlow(flow(name)), 0.0)
+    desk.take(worker, ChunkDone("f", 100, 0.1, True), 2.0)
+    desk.take(worker, ChunkDone("g", 100, 0.1, True), 5.0)
+    desk.take(worker, WithdrawFlow("h", 0), 6.0)
+    # h was at level 8, too, until its deadline of 5 s had come
+    permits = [(message.flow_id, message.level) for message in sent if isinstance(message, Permitted)]
+    assert permits == [("f", 8), ("g", 8), ("h", 9)]
+    # nothing of f; g for 2 s; h until its permit of 5 s
+    assert desk.ended_at == {8: Ended(2, 2.0), 9: Ended(1, 5.0)}
 
 
 def test_another_nodes_agent_fills_half_of_the_arbiter_at_most_and_a_flood_ends_it() -> None:

@@ -1,16 +1,20 @@
 """The reports of an agent to its router."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
+from actors.router.flows import FlowAgents
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import FlowReport, Message
+from actors.wire.messages import ChunkDone, FlowReport, JoinNode, Message, SubmitFlow
 from actors.wire.sockets import listen
+from app.fleet.figures import router_metric
 from tests.actors.flow.agents import until
+from tests.actors.flow.test_desk import flow
 
 
 class Broken(FlowAgent):
@@ -51,3 +55,38 @@ async def test_a_report_that_fails_is_said_and_not_the_last(
         await agent.stop()
         server.close()
         await asyncio.sleep(0)
+
+
+async def test_a_report_has_the_flows_that_have_ended_and_the_time_held_by_level() -> None:
+    """The port of `a` takes one chunk: `f` is not held, `g` is for 2 s. `h` is no flow of this node's workers."""
+
+    async def find_router() -> tuple[str, ...]:
+        raise AssertionError("the agent has not been started")
+
+    config = AgentConfig(arbiter={"window": 1})
+    agent = FlowAgent(Identity("agent", "z"), "z", {"a", "z"}, config, find_router)
+    desk = agent.desk
+    worker, other = desk.came("w", lambda message: None), desk.came("x", lambda message: None, agent=True)
+    desk.take(worker, JoinNode("z"), 0.0)
+    desk.take(other, JoinNode("a"), 0.0)
+    for name in "fg":
+        desk.take(worker, SubmitFlow(flow(name)), 0.0)
+    desk.take(worker, ChunkDone("f", 100, 0.1, True), 2.0)
+    desk.take(worker, ChunkDone("g", 100, 0.1, True), 5.0)
+    lent = dataclasses.replace(flow("h"), source="z", target="a")
+    desk.take(other, SubmitFlow(lent), 5.0)
+    desk.take(other, ChunkDone("h", 100, 0.1, True), 9.0)
+    totals = agent.report().totals
+    by_level = {name: total for name, total in totals.items() if "_level_" in name and "bytes" not in name}
+    level = desk.ended[0].last_level
+    assert desk.ended[1].last_level == level
+    assert by_level == {f"ended_level_{level}": 2.0, f"held_seconds_level_{level}": 2.0}
+    assert totals["held_seconds"] == 2.0
+    flows = FlowAgents()
+    channel = Channel(Identity("router", "r"), lambda channel, message: None)
+    flows.reported(channel, agent.report())
+    told = flows.totals()
+    metric, labels = router_metric(f"flow_held_seconds_level_{level}", "counter")
+    assert told[f"flow_held_seconds_level_{level}"] == 2.0
+    assert (metric.name, labels) == ("sluice_router_flow_held_seconds_level_total", (str(level),))
+    assert router_metric(f"flow_ended_level_{level}", "counter")[0].unit == "flows"

@@ -93,9 +93,10 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
         wire.SetRole("prefill", "warm", True),
         wire.Closed("r-1", "finished", 9, ended=END),
         wire.Hello(wire.PROTOCOL_VERSION, "autoscaler", "a", b"n" * 16, 4),
+        wire.RouteDecode("r-1", "d", None, None, 3),
     ],
 )
-def test_a_message_about_scaling_or_weights_comes_back_as_it_was(message: Any) -> None:
+def test_a_message_with_newer_fields_comes_back_as_it_was(message: Any) -> None:
     assert DECODER.decode(ENCODER.encode([message])) == [message]
 
 
@@ -115,6 +116,7 @@ DONE = wire.PrefillDone("a", b"h", 1, 0, 1.0, 0.0, 0.0, 1)
         wire.Status("e", 2**63, 0, 0, 0, 0.0),
         wire.Tokens([wire.Out("a", "", 1, token_ids=[-1])]),
         wire.Decode("a", [1], {}, None, 1.0, resume=wire.Resume(-1, 1, [], 0)),
+        wire.RouteDecode("a", "d", tier=4),
     ],
 )
 def test_an_impossible_count_is_refused_on_the_wire(wrong: Any) -> None:
@@ -122,6 +124,12 @@ def test_an_impossible_count_is_refused_on_the_wire(wrong: Any) -> None:
     assert DECODER.decode(ENCODER.encode([SUBMIT, DONE])) == [SUBMIT, DONE]
     with pytest.raises(msgspec.ValidationError):
         DECODER.decode(ENCODER.encode([wrong]))
+
+
+def test_a_decision_without_a_tier_is_that_of_a_network_without_tiers() -> None:
+    assert DECODER.decode(ENCODER.encode([["RouteDecode", "r-1", "d", None, 2.5]])) == [
+        wire.RouteDecode("r-1", "d", None, 2.5, None)
+    ]
 
 
 def test_an_order_without_a_duty_is_to_serve_for_good() -> None:

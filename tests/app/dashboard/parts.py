@@ -22,6 +22,7 @@ from app.dashboard.feed import Feed
 from app.dashboard.observer import Observer
 from app.dashboard.server import DashboardApp, DashboardServer
 from app.dashboard.stream import Stream
+from app.fleet.moved import PAIR, PAIR_BYTES, PAIR_TRANSFERS, TIER, TIER_BYTES, TIER_TRANSFERS
 from app.ingress.metrics import Series
 from policies.request.life import Times
 
@@ -59,6 +60,25 @@ def requests_total(count: float, code: str = "200") -> wire.Figures:
 def objectives(met: float, missed: float) -> wire.Figures:
     series: Series = [(("interactive", "met"), (met,)), (("interactive", "ttft"), (missed,))]
     return wire.Figures("sluice_slo_requests_total", "counter", "h", ("class", "result"), (), series)
+
+
+def moved(
+    transfers: int,
+    n_bytes: float,
+    pair: tuple[str, str] = ("node of prefill", "node of decode"),
+    tier: str = "1",
+) -> list[wire.Figures]:
+    """The counters of an ingress between whose engines `n_bytes` have moved in `transfers`."""
+    counts = (
+        ((TIER_TRANSFERS, transfers), (TIER_BYTES, n_bytes)),
+        ((PAIR_TRANSFERS, transfers), (PAIR_BYTES, n_bytes)),
+    )
+    labels = ((TIER, (tier,)), (PAIR, pair))
+    return [
+        wire.Figures(name, "counter", "h", names, (), [(values, (float(count),))])
+        for (names, values), both in zip(labels, counts, strict=True)
+        for name, count in both
+    ]
 
 
 def observed(now_s: float, *figures: wire.Figures, **more: object) -> wire.IngressObserved:

@@ -10,11 +10,14 @@ from app.dashboard.engines import NEW_ROUTER_S
 from app.dashboard.feed import Feed
 from app.dashboard.ingresses import STALE_S, WINDOW_S
 from app.dashboard.rings import KEEP
+from app.ingress.metrics import IngressMetrics
+from policies.request.events import Admitted
 from tests.app.dashboard.parts import (
     SLO,
     answered,
     engine,
     fleet,
+    moved,
     objectives,
     observed,
     report,
@@ -141,11 +144,69 @@ def test_a_request_is_seen_whole() -> None:
         ("decode", 0.05, 0.14, "decode-1", "10 tokens"),
     ]
     assert delta["series"]["ttft_p50_s/interactive"] == 0.05
-    (pair,) = delta["transfers"]["pairs"]
-    assert (pair["from"], pair["to"], pair["transfers"]) == ("node of prefill", "node of decode", 1)
-    # 3 MB in a window of 15 s
-    assert pair["bytes_per_s"] == 200_000.0
+    assert [one["id"] for one in delta["transfers"]["slowest"]] == ["req-1"]
     assert feed.requests.find("req-1") == feed.requests.find("1-1") == feed.requests.find("cmpl-1") == shown
+
+
+def pairs_of(delta: dict[str, Any]) -> list[tuple[str, str, float, int]]:
+    told = delta["transfers"]["pairs"]
+    return [(one["from"], one["to"], one["bytes_per_s"], one["transfers"]) for one in told]
+
+
+def test_a_thousand_transfers_in_a_second_sum_exactly() -> None:
+    """An ingress keeps the facts of 256 requests of a second; it counts the transfers of all."""
+    feed, metrics = started(), IngressMetrics("m")
+    pair = "node of prefill", "node of decode"
+    metrics.transferred(Admitted(7, 0.001), 2, *pair)
+    feed.observed("a", observed(10.0, *metrics.figures()), T + 1)
+    assert pairs_of(feed.tick(T + 1)) == []
+    for number in range(1000):
+        metrics.transferred(Admitted(3_000_000 + number, 0.001), 2 if number % 4 else None, *pair)
+    feed.observed("a", observed(11.0, *metrics.figures(), requests=[answered()] * 256), T + 2)
+    delta = feed.tick(T + 2)
+    # 1000 of 3 MB, and 0 + 1 + ... + 999 bytes; a fourth of them, 0 + 4 + ... + 996 bytes, at no known tier
+    whole, unknown = 3_000_499_500, 250 * 3_000_000 + 124_500
+    assert pairs_of(delta) == [(*pair, round(whole / WINDOW_S, 1), 1000)]
+    tiers = {name: rate for name, rate in delta["series"].items() if name.startswith("bytes_per_s/tier/")}
+    assert tiers == {
+        "bytes_per_s/tier/2": round((whole - unknown) / WINDOW_S, 6),
+        "bytes_per_s/tier/unknown": round(unknown / WINDOW_S, 6),
+    }
+    # the counters stand still for a window
+    feed.observed("a", observed(26.0, *metrics.figures()), T + 2 + WINDOW_S)
+    delta = feed.tick(T + 2 + WINDOW_S)
+    assert pairs_of(delta) == [(*pair, 0.0, 1000)]
+    assert delta["series"]["bytes_per_s/tier/2"] == 0.0
+
+
+def test_transfers_of_several_replicas_add_up_and_a_restart_takes_nothing_away() -> None:
+    feed = started()
+    pair = "node of prefill", "node of decode"
+    feed.observed("a", observed(1.0, *moved(10, 1500.0)), T + 1)
+    feed.observed("b", observed(1.0, *moved(100, 15_000.0)), T + 1)
+    feed.observed("a", observed(2.0, *moved(11, 3000.0)), T + 2)
+    feed.observed("b", observed(2.0, *moved(102, 18_000.0)), T + 2)
+    assert pairs_of(feed.tick(T + 2)) == [(*pair, 300.0, 3)]
+    # the series of b began again, and a is another process, whose first report is compared with nothing
+    feed.ingress_down("a", T + 3, "killed")
+    feed.observed("b", observed(3.0, *moved(4, 1500.0)), T + 3)
+    feed.observed("a", observed(3.0, *moved(500, 1e9)), T + 3)
+    assert pairs_of(feed.tick(T + 3)) == [(*pair, 400.0, 7)]
+
+
+def test_a_pair_of_a_node_that_has_gone_is_shown_no_more_and_the_rest_of_the_pairs_is() -> None:
+    feed = started()
+    feed.observed("a", observed(1.0, *moved(0, 0.0), *moved(0, 0.0, ("other", "other"))), T + 1)
+    feed.observed("a", observed(2.0, *moved(1, 1500.0)), T + 2)
+    feed.observed("b", observed(1.0, *moved(0, 0.0, ("other", "other"))), T + 1)
+    feed.observed("b", observed(2.0, *moved(1, 15.0, ("other", "other"))), T + 2)
+    rest = "other", "other", 1.0, 1
+    assert pairs_of(feed.tick(T + 2)) == [("node of prefill", "node of decode", 100.0, 1), rest]
+    feed.fleet_is(fleet(engine("prefill-1", "prefill")))
+    assert pairs_of(feed.tick(T + 3)) == [rest]
+    feed.fleet_is(fleet(engine("prefill-1", "prefill"), engine("decode-1", "decode")))
+    # nothing that was counted is lost with a router that knows no engine at first
+    assert pairs_of(feed.tick(T + 4)) == [("node of prefill", "node of decode", 100.0, 1), rest]
 
 
 def agent(**held: int) -> wire.FlowAgentStatus:

@@ -5,7 +5,9 @@ import re
 from actors.wire.messages import Figures
 from app.dashboard.registry import Registry, exposition
 from app.fleet.figures import Seen
+from app.fleet.moved import PAIR_BYTES, TIER_BYTES
 from app.ingress.metrics import IngressMetrics
+from policies.request.events import Admitted
 from tests.app.dashboard.parts import engine, report, status
 
 
@@ -33,7 +35,7 @@ def test_two_replicas_show_what_one_would_that_had_served_both() -> None:
     one.bind(lambda: 2.0)
     other.bind(lambda: 3.0)
     both.bind(lambda: 5.0)
-    registry = Registry()
+    registry = Registry(set)
     registry.take("one", one.figures())
     registry.take("other", other.figures())
     shown = exposition(registry, lambda: Seen([], None, False)).decode()
@@ -42,7 +44,7 @@ def test_two_replicas_show_what_one_would_that_had_served_both() -> None:
 
 
 def test_a_replica_that_has_gone_still_counts_and_one_that_comes_back_counts_once() -> None:
-    registry, metrics = Registry(), IngressMetrics("m")
+    registry, metrics = Registry(set), IngressMetrics("m")
     metrics.bind(lambda: 1.0)
     for _ in range(3):
         metrics.answered(200, "batch")
@@ -61,7 +63,7 @@ def test_a_replica_that_has_gone_still_counts_and_one_that_comes_back_counts_onc
 
 
 def test_series_of_engines_that_are_gone_disappear() -> None:
-    registry = Registry()
+    registry = Registry(set)
     running = values(text(registry, "decode-1", "decode-2"), "sluice_engine_running")
     assert len(running) == 2
     assert list(values(text(registry, "decode-2"), "sluice_engine_running")) == [
@@ -69,8 +71,34 @@ def test_series_of_engines_that_are_gone_disappear() -> None:
     ]
 
 
+def test_series_of_nodes_that_are_gone_disappear_whoever_counted_them() -> None:
+    nodes = {"n1", "n2", "n3"}
+    registry, metrics = Registry(lambda: nodes), IngressMetrics("m")
+    for target in ("n2", "n3", None):
+        metrics.transferred(Admitted(10, 0.001), 1, "n1", target)
+    for number in range(100):
+        registry.take(f"a{number}", metrics.figures())
+        registry.lost(f"a{number}")
+    registry.take("b", metrics.figures())
+
+    def shown(name: str) -> dict[str, float]:
+        return values(text(registry), name)
+
+    rest = {'{source="other",target="other"}': 1010.0}
+    there = {'{source="n1",target="n2"}': 1010.0} | rest
+    assert shown(PAIR_BYTES) == there | {'{source="n1",target="n3"}': 1010.0}
+    nodes.remove("n3")
+    assert shown(PAIR_BYTES) == there
+    assert shown(TIER_BYTES) == {'{tier="1"}': 3030.0}
+    # of n3, what 37 replicas that have long gone had counted is not kept
+    registry.take("c", metrics.figures())
+    registry.lost("c")
+    nodes.add("n3")
+    assert shown(PAIR_BYTES)['{source="n1",target="n3"}'] == 650.0
+
+
 def test_buckets_of_another_version_are_left_out() -> None:
-    registry = Registry()
+    registry = Registry(set)
     labels = (("batch",),)
     for ingress, bounds in (("a", (0.1, 1.0)), ("b", (0.2, 1.0))):
         figures = Figures(

@@ -68,6 +68,7 @@ class ScriptedEngine:
     features: tuple[str, ...] = ()
     state: wire.EngineState = "ready"
     duty: wire.Duty = "active"
+    node: str = "n"
     received: list[wire.Message] = field(default_factory=list)
     told: list[wire.Message] = field(default_factory=list)
     """The messages that the router sent."""
@@ -91,7 +92,7 @@ class ScriptedEngine:
             kv_blocks=4096,
             block_size_tokens=16,
             max_model_len=self.max_model_len,
-            node="n",
+            node=self.node,
             pid=1,
             lease_s=self.lease_s,
             features=self.features,

@@ -53,6 +53,17 @@ def test_a_name_that_is_taken_and_a_missing_label_are_refused() -> None:
         counter.labels("chat", "x")
 
 
+def test_a_series_that_is_forgotten_begins_again_at_0() -> None:
+    counter = LoopCounter("y_total", "How many.", ("class",), CollectorRegistry())
+    for label in ("chat", "batch"):
+        counter.labels(label).inc(3)
+    counter.forget("chat")
+    counter.forget("none such")
+    assert counter.series() == [(("batch",), (3.0,))]
+    counter.labels("chat").inc()
+    assert counter.series() == [(("batch",), (3.0,)), (("chat",), (1.0,))]
+
+
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["chat", "batch"]))))
 def test_the_text_of_counters_is_that_of_the_library(seen: list[tuple[int, str]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.network.file import read_network_file
@@ -27,6 +28,10 @@ tiers:
 def info(name: str, node: str, **labels: str) -> EngineInfo:
     named = {f"sluice.io/{key}": value for key, value in labels.items()}
     return EngineInfo(name, "decode", "sim", "m", "g", (), 2, 100, 16, 1024, node, 1, 30.0, labels=named)
+
+
+def prefill(node: str) -> EngineInfo:
+    return replace(info("p", node), role="prefill")
 
 
 def ray_node(node_id: str, host: str, labels: dict[str, str], alive: bool = True) -> dict[str, Any]:
@@ -65,6 +70,12 @@ def test_announced_racks_and_the_files_tiers_make_the_oracle_once(tmp_path: Path
     assert oracle.tier("p", "np", "near", "nn") == 1
     assert oracle.tier("p", "np", "far", "nf") == 3
     assert found.refresh(1.0) is None  # nothing changed
+    assert [found.configured(tier) for tier in (1, 3, None)] == [1, 3, None]
+    seen = found.paths([prefill("np"), info("near", "nn"), info("far", "nf")])
+    assert [(one.target, one.tier, one.configured_bytes_per_s) for one in seen] == [
+        ("nn", 1, 1000),
+        ("nf", 3, 250),
+    ]
 
 
 def test_nothing_known_is_nothing_told(tmp_path: Path) -> None:
@@ -237,6 +248,14 @@ def test_without_tiers_pairs_are_learned_and_the_rest_counts_as_their_median(tmp
         "far": pytest.approx(250),
         "new": pytest.approx(625),
     }
+    # no tier is known, whatever the oracle calls them all
+    assert found.configured(3) is None
+    (seen,) = found.paths([prefill("np"), info("near", "nn")])
+    assert (seen.tier, seen.learnt_bytes_per_s, seen.configured_bytes_per_s) == (
+        None,
+        pytest.approx(1000),
+        None,
+    )
 
 
 def test_the_dispatcher_hears_of_changes_above_the_ratio_and_before_data_look_stale(tmp_path: Path) -> None:
