@@ -35,9 +35,8 @@ def measured(
     made: Made, mix: Mix, load: float, capacity_per_s: float, times: Times, seed: int, say: Say
 ) -> dict[str, Any]:
     """Starts a side, sends the load, and returns its figures. Raises ServerError."""
-    with _served(made, say) as (server, form):
+    with _served(made, mix, seed, say) as (server, form):
         port = server.command.port
-        _first(server, form, works(mix, 1.0, 1.0, READY_S, seed + 1))
         warm = works(mix, WARM_LOAD, capacity_per_s, WARM_S, seed + 2)
         sent(port, warm, form, WARM_S + READY_S)
         requests = works(mix, load, capacity_per_s, times.sending_s, seed)
@@ -51,9 +50,7 @@ def capacity_per_s(made: Made, mix: Mix, slots: int, seed: int, say: Say) -> flo
     """Returns the requests per second that a side ends while twice as many as it has slots are always under way.
     Raises ServerError.
     """
-    with _served(made, say) as (server, form):
-        requests = works(mix, 1.0, 1.0, READY_S, seed + 1)
-        _first(server, form, requests)
+    with _served(made, mix, seed, say) as (server, form):
         plan = works(mix, 1.0, 10.0, 60.0, seed)
         bodies, heads = zip(*map(form, plan), strict=True)
         begun_s = time.perf_counter()
@@ -78,13 +75,25 @@ def rate_per_s(ends_s: Sequence[float], since_s: float, until_s: float) -> float
 
 
 @contextlib.contextmanager
-def _served(made: Made, say: Say) -> Iterator[tuple[Server, Form]]:
-    """A context in which a side runs, with the form of its requests. Raises ServerError."""
+def _served(made: Made, mix: Mix, seed: int, say: Say) -> Iterator[tuple[Server, Form]]:
+    """A context in which a side runs and has answered, with the form of its requests. Raises ServerError."""
     # a unix socket's path is short
     with tempfile.TemporaryDirectory(prefix="sluice-over-") as folder:
         target = made(Path(folder))
         with running(target.command, say) as server:
-            yield server, target.forms.form()
+            form = target.forms.form()
+            _first(server, form, works(mix, 1.0, 1.0, READY_S, seed + 1))
+            if target.forms.secrets:
+                _asks_for_keys(server, replace(target.forms, secrets={}).form(), mix)
+            yield server, form
+
+
+def _asks_for_keys(server: Server, without: Form, mix: Mix) -> None:
+    """Raises ServerError unless a request without a key is refused: else all tenants would be one."""
+    work = replace(works(mix, 1.0, 1.0, READY_S, 0)[0], at_s=0.0)
+    (found,) = sent(server.command.port, [work], without, READY_S)
+    if found.reason != "status 401 invalid_api_key":
+        raise ServerError(f"{server.command.name} does not ask for API keys: {found.end} {found.reason}")
 
 
 def _first(server: Server, form: Form, requests: Sequence[Work]) -> None:
