@@ -38,6 +38,7 @@ def figures(outcomes: Sequence[Outcome], times: Times) -> dict[str, Any]:
         "goodput_tokens_per_s": _tokens(good) / times.window_s,
         "goodput_per_s": len(good) / times.window_s,
         "refused_share": len(refused) / max(1, len(window)),
+        "failed": sum(one.end == "failed" for one in window),
         "refusal_p50_s": _percentile(_refusals_s(refused), 0.5),
         "refusal_at_arrival_p99_s": _percentile(
             _refusals_s([one for one in refused if at_arrival(one)]), 0.99
@@ -47,7 +48,7 @@ def figures(outcomes: Sequence[Outcome], times: Times) -> dict[str, Any]:
     }
     for name in CLASSES:
         of = [one for one in window if one.work.request_class == name]
-        waits_s = [_waited_s(one) for one in of if one.end != "refused"]
+        waits_s = [_waited_s(one) for one in of if one.end in ("whole", "cut")]
         found[f"in_time/{name}"] = _share(of)
         found[f"ttft_p50_s/{name}"] = _percentile(waits_s, 0.5)
         found[f"ttft_p99_s/{name}"] = _percentile(waits_s, 0.99)

@@ -3,8 +3,8 @@
     python -m benchmarks.overload.fleet --program PATH --port 8030 --metrics-port 8031 --fleet '{"prefill": ...}'
 
 The sources are up before the router starts, which otherwise looks for them twice a minute only. The router sends each
-request to the worker with less under way (`power_of_two`, its policy for requests of varying lengths), and logs errors
-only, since it warns of each refusal. A bounded fleet has neither retries nor circuit breakers: a retry would send a
+request to the worker with less under way (`power_of_two`, its policy for requests of varying lengths), and logs nothing
+of single requests, since it would log each refusal. A bounded fleet has neither retries nor circuit breakers: a retry would send a
 refused request to engines that are full once more, and after five refusals in a row a breaker would take an engine out
 for a minute.
 """
@@ -74,7 +74,7 @@ def router_argv(program: str, port: int, metrics_port: int, fleet: Fleet) -> lis
     for option, engines in (("--prefill", fleet.prefill), ("--decode", fleet.decode)):
         for own in engines.ports:
             found += [option, f"http://127.0.0.1:{own}"]
-    found += ["--policy", "power_of_two", "--log-level", "error", "--prometheus-port", str(metrics_port)]
+    found += ["--policy", "power_of_two", "--log-level", "critical", "--prometheus-port", str(metrics_port)]
     found += ["--worker-startup-check-interval", "1"]
     return [*found, "--disable-retries", "--disable-circuit-breaker"] if fleet.bounded else found
 

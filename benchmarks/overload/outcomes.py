@@ -55,4 +55,7 @@ def end_of(problem: str | None, body: bytes) -> tuple[End, str]:
     code = text.partition('"code":"')[2].partition('"')[0]
     if status in REFUSED:
         return "refused", code or f"status {status}"
+    if status == "500" and "returned 503" in text:
+        # vllm-router's words where a prefill engine has refused
+        return "refused", "status 503 of a prefill engine"
     return "failed", " ".join(filter(None, (f"status {status}" if status else problem[:40], code)))

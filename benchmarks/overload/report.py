@@ -189,6 +189,7 @@ _COLUMNS: Sequence[tuple[str, str, float]] = (
     ("goodput, tokens/s", GOODPUT, 1.0),
     ("requests/s in time", "goodput_per_s", 1.0),
     ("refused, %", "refused_share", 100.0),
+    ("failed", "failed", 1.0),
     *((f"p99 TTFT {name}, s", f"ttft_p99_s/{name}", 1.0) for name in CLASSES),
     ("in time, modest tenants, %", "in_time/modest", 100.0),
     ("least part of a share, %", "worst_part", 100.0),

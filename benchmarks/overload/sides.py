@@ -63,7 +63,7 @@ SIDES: Mapping[str, tuple[str, ...]] = {
 MIXES: Mapping[str, Mix] = {
     "sim": Mix(prompt_tokens=200.0, output_tokens=60.0, longest_prompt=4_000, longest_output=512),
     # short, since a CPU carries few tokens a second
-    "vllm": Mix(prompt_tokens=48.0, output_tokens=24.0, longest_prompt=400, longest_output=160),
+    "vllm": Mix(prompt_tokens=32.0, output_tokens=16.0, longest_prompt=400, longest_output=160),
 }
 """The lengths of requests in each setup."""
 
