@@ -4,9 +4,9 @@
 
 The sources are up before the router starts, which otherwise looks for them twice a minute only. The router sends each
 request to the worker with less under way (`power_of_two`, its policy for requests of varying lengths), and logs nothing
-of single requests, since it would log each refusal. A bounded fleet has neither retries nor circuit breakers: a retry would send a
-refused request to engines that are full once more, and after five refusals in a row a breaker would take an engine out
-for a minute.
+of single requests, since it would log each refusal. A bounded fleet has neither retries nor circuit breakers: a retry
+would send a refused request to engines that are full once more, and a breaker would take an engine that is full out for
+a while.
 """
 
 import argparse

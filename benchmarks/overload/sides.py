@@ -86,7 +86,7 @@ SLOT_WAIT_S = (TIGHTEST_S - PROMPT_WAIT_S) / 1.2
 with the margin of `by_wait` (0.2), since the lengths of answers vary.
 """
 MOST_AT_DECODE = SLOTS + int(SLOT_WAIT_S * CAPACITY_PER_S / DECODES)
-MOST_PROMPT_TOKENS = int(PROMPT_WAIT_S / PREFILL.token_s)
+MOST_PROMPT_TOKENS = round(PROMPT_WAIT_S / PREFILL.token_s)
 MANY = 16_384
 """Requests and connections that an ingress takes at once, more than there are in any load: what is refused is refused
 by the policy.
