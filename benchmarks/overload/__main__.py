@@ -1,7 +1,7 @@
 """`python -m benchmarks.overload`: goodput and fairness at 0.8 to 20 times the capacity, beside rivals in one run.
 
     python -m benchmarks.overload                    sim engines, vllm-router beside, and the simulator: some 50 minutes
-    python -m benchmarks.overload --setup vllm       vLLM's CPU engine, vLLM's own server beside: some 60 minutes
+    python -m benchmarks.overload --setup vllm       vLLM's CPU engine, vLLM's own server beside: some 70 minutes
     python -m benchmarks.overload --loads 0.8 2 --seconds 15      a short form
 
 The load (`benchmarks.overload.load`) is an open loop, which sends each request at its planned time. Half of the
@@ -16,9 +16,14 @@ The capacity is the same number for all sides of a run. On sim engines and ticki
 the seconds of a mean answer. On vLLM it is that of vLLM's own server in a closed loop that keeps its slots full; what
 Sluice reaches in the same loop stands beside.
 
-The aims, written before the first run, and how the result is read are in `benchmarks.overload.report`. A finished part
-(a load of a side) is kept (`benchmarks.live.kept`), and the same command goes on after an interruption. The exit status
-is 1 if a server misbehaved or the code changed meanwhile; no figure makes it fail.
+The aims, written before the first run, are in `benchmarks.overload.report`. Tried before on seed 0, for seconds: that
+all sides serve; bounds of 10, 12 and 14 requests at a decode source of vllm-router at twice the capacity, of which the
+computed one, 12, lost nothing; and the simulator. There aims were missed: the tenants that ask for little did not get
+all of their shares at 1.25 times and at twice the capacity in the classes below interactive, and the p99 of the
+interactive requests was slightly above its objective at 5 and 20 times. The aims stay. The runs begin with seed 100.
+
+A finished part (a load of a side) is kept (`benchmarks.live.kept`), and the same command goes on after an interruption.
+The exit status is 1 if a server misbehaved or the code changed meanwhile; no figure makes it fail.
 """
 
 import argparse
@@ -81,12 +86,12 @@ class Setup:
     sides: tuple[str, ...]
     times: Times
     rounds: int = 1
-    seed: int = 0
+    seed: int = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What the sides need from elsewhere: the program of vllm-router, and the folder of the model."""
+    """The parts of the sides that come from elsewhere: the program of vllm-router, and the folder of the model."""
 
     program: Path | None = None
     model: str = ""
@@ -222,7 +227,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         help=f"of a load's window (default: sim {TIMES['sim'].window_s:g}, vllm {TIMES['vllm'].window_s:g})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the requests (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=100, help="of the requests (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     return parser.parse_args(argv)
 

@@ -28,7 +28,7 @@ CLOSED_S, CLOSED_RAMP_S = 40.0, 10.0
 
 Say = Callable[[str], None]
 Made = Callable[[Path], Target]
-"""What returns a side that is ready to be started, with its files in an empty folder."""
+"""A function that returns a side, ready to be started, with its files in an empty folder."""
 
 
 def measured(

@@ -217,7 +217,7 @@ def make_keys(file: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How requests for one side are written: the model's name there, whether it is told the priority, and the API keys
+    """How requests for one side are written: the model's name there, whether it gets the priority, and the API keys
     by tenant, of which rivals have none.
     """
 

@@ -8,8 +8,8 @@ most `slots` streams and the others wait in their order, and a prefill takes tim
 of up to 8,192 tokens together, as a sim engine's does. A word counts as a token.
 
 With `--most-requests` it refuses with 503 what would be more requests at once, waiting or running, and with
-`--most-tokens` a prompt when so many tokens of prompts wait or are computed. These are `--max-num-queued-reqs` and
-`--max-num-queued-tokens` of vLLM's own server (`vllm.config.SchedulerConfig`).
+`--most-tokens` a prompt when that number of tokens of prompts waits or is computed. These are the options
+`--max-num-queued-reqs` and `--max-num-queued-tokens` of vLLM's own server (`vllm.config.SchedulerConfig`).
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Prompts:
         """Tokens of all prompts that wait or are computed."""
 
     async def compute(self, tokens: int) -> None:
-        """Returns when a prompt of so many tokens has been computed."""
+        """Returns when a prompt of `tokens` tokens has been computed."""
         if not self._joined:
             self._clock.join(self)
             self._joined = True
