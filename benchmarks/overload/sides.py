@@ -93,7 +93,7 @@ by the policy.
 """
 
 
-def sim_timing() -> dict[str, float]:
+def sim_timing() -> dict[str, Any]:
     """Returns the timing of the sim engines, as replaced fields of their profile."""
     return {
         "prefill_base_s": PREFILL.base_s,
