@@ -64,7 +64,7 @@ from benchmarks.progress import teller
 
 MODULE = "benchmarks.overload.__main__"
 OUT = ROOT / "benchmarks" / "results" / "overload"
-CODE = (*LIVE_CODE, "benchmarks/overload", "benchmarks/peers")
+CODE = (*LIVE_CODE, "benchmarks/chaos", "benchmarks/overload", "benchmarks/peers")
 """The folders that decide what is measured; a part of them runs in processes of its own."""
 LOADS = (0.8, 1.0, 1.25, 2.0, 5.0, 20.0)
 TIMES = {"sim": Times(15.0, 50.0, 5.0), "vllm": Times(15.0, 40.0, 5.0)}

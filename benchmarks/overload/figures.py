@@ -23,8 +23,10 @@ from benchmarks.live.stats import percentile
 from benchmarks.overload.load import CLASSES, MODEST, SLO_S, WEIGHTS, Times, Work
 from benchmarks.overload.outcomes import Outcome
 
-AT_ARRIVAL = frozenset({"ttft_objective", "tpot_objective", "queue_full"})
-"""The codes with which Sluice refuses at the arrival. `late` is the code of a request that waited and became late."""
+AT_ARRIVAL = frozenset({"ttft_objective", "tpot_objective"})
+"""The codes with which Sluice refuses at the arrival. `late` is the code of a request that waited and became late, and
+`queue_full` that of the least urgent one in a full queue, which may have waited, too.
+"""
 
 
 def figures(outcomes: Sequence[Outcome], times: Times) -> dict[str, Any]:

@@ -50,11 +50,14 @@ def end_of(problem: str | None, body: bytes) -> tuple[End, str]:
     if problem is None:
         return "whole", ""
     status = problem[7:10] if problem.startswith("status ") else ""
-    text = body.decode(errors="replace") if status else problem
+    text = (body.decode(errors="replace") if status else problem).replace('"code": ', '"code":')
     # a code of our own is a word; that of vLLM's server is the status once more
     code = text.partition('"code":"')[2].partition('"')[0]
     if status in REFUSED:
         return "refused", code or f"status {status}"
+    if problem.startswith("error event") and '"code":503' in text:
+        # vLLM's server, where a stream had begun before there was no room
+        return "refused", "status 503 in the stream"
     if status == "500" and "returned 503" in text:
         # vllm-router's words where a prefill engine has refused
         return "refused", "status 503 of a prefill engine"

@@ -124,7 +124,12 @@ def test_a_server_that_is_not_there_fails_each_request() -> None:
             b'{"error":{"code":"late"}}',
             ("failed", "connection ended: closed by the server"),
         ),
-        ('error event: {"code":"engine_dead"}', b"", ("failed", 'error event: {"code":"engine_dead"} engine_dead')),
+        (
+            'error event: {"message": "The engine is currently busy", "code": 503}',
+            b"",
+            ("refused", "status 503 in the stream"),
+        ),
+        ('error event: {"code": "engine_dead"}', b"", ("failed", 'error event: {"code": "engine_dead"} engine_dead')),
     ],
 )  # fmt: skip
 def test_a_problem_says_how_an_answer_ended(problem: str | None, body: bytes, end: tuple[str, str]) -> None:
