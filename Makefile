@@ -151,9 +151,9 @@ chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minute
 fuzz: setup ## hostile input by a seed (tests/fuzz): ARGS="--seed 2 --requests 1000000 --frames 1000000 --minutes 30"
 	$(PY) -m tests.fuzz $(ARGS)
 
-bench-overload: setup ## goodput at 0.8 to 20 times capacity with and without admission by predicted wait: in the simulator, then live on sim engines (an hour)
-	$(PY) -m benchmarks run overload $(ARGS)
-	$(PY) -m benchmarks.overload
+bench-overload: setup ## live: goodput and shares of four tenants at 0.8 to 20 times capacity, on sim engines beside vllm-router and the simulator, then on vLLM beside its own server (two hours; the experiments overload and fairness are the simulator alone)
+	$(PY) -m benchmarks.overload $(ARGS)
+	$(PY) -m benchmarks.overload --setup vllm $(ARGS)
 
 bench-hostile: setup ## live on sim engines: the streams of others beside slow readers, half-open senders, idle connections and large requests (a quarter of an hour)
 	$(PY) -m benchmarks.hostile $(ARGS)

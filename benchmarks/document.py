@@ -25,6 +25,7 @@ from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
 from benchmarks.live.versus import LIMIT, ratio_of
+from benchmarks.overload import report as overload_report
 from benchmarks.peers import report as peers_report
 from benchmarks.peers.real import report as real_report
 from benchmarks.results_io import load
@@ -322,6 +323,18 @@ OTHERS: dict[str, Other] = {
         "The streams of others beside hostile clients, sim engines without Ray",
         "python -m benchmarks.hostile",
         hostile_report.rows,
+    ),
+    "overload/sim.json": Other(
+        "Overload by several tenants beside vllm-router, sim engines and ticking sources, in one run",
+        "python -m benchmarks.overload",
+        overload_report.rows,
+        drawn=True,
+    ),
+    "overload/vllm.json": Other(
+        "Overload by several tenants beside vLLM's own server, vLLM's CPU engine, in one run",
+        "python -m benchmarks.overload --setup vllm",
+        overload_report.rows,
+        drawn=True,
     ),
     "mfs/link.json": Other(
         "KV reads by deadline on a real link, vLLM's CPU engines (MFS)",

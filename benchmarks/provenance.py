@@ -27,6 +27,8 @@ MISSING = frozenset(
         "hostile/hostile.json",
         "mfs/link.json",
         "mfs/sim.json",
+        "overload/sim.json",
+        "overload/vllm.json",
         "peers/peers.json",
         "peers/real.json",
         "scaling_live/scaling.json",

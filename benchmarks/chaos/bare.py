@@ -52,6 +52,7 @@ from app.ingress.digests import salt_of_application
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.replica import READY_WAIT_S, codec_of
+from app.ingress.tenants.gate import Gate
 from app.serve import load
 from benchmarks.chaos.cuts import Cuts
 from benchmarks.live.load import run_fast
@@ -211,7 +212,10 @@ class Application:
         connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics, salt)
         traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", replica_id)
         codec = codec_of(self._config.model)
-        app = IngressApp(config, connections, codec, metrics, {"version": "0"}, traces=traces)
+        gate = Gate(config, metrics, connections.ingresses) if config.key_file else None
+        app = IngressApp(config, connections, codec, metrics, {"version": "0"}, traces=traces, gate=gate)
+        if gate is not None:
+            gate.start()
         await connections.start()
         await connections.wait_ready(READY_WAIT_S)
         await Listener(app, ListenerConfig(host=group.host, port=group.port, reuse_port=True)).start()

@@ -1,1 +1,1 @@
-"""A live application under more load than its engines carry, with and without admission by predicted wait."""
+"""Sluice and others under more load than their engines carry: what each keeps of its goodput, and for whom."""
