@@ -24,6 +24,7 @@ MISSING = frozenset(
     {
         "chaos/sim-scaling.json",
         "experiments/mfs/mfs_moe.json",
+        "experiments/mfs/mfs_thresholds.json",
         "hostile/hostile.json",
         "mfs/link.json",
         "mfs/sim.json",
