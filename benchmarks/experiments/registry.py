@@ -48,6 +48,7 @@ EXPERIMENTS: dict[str, str] = {
     "mfs_testbed": "benchmarks.experiments.mfs_testbed",
     "mfs_breakdown": "benchmarks.experiments.mfs_breakdown",
     "mfs_permits": "benchmarks.experiments.mfs_permits",
+    "mfs_thresholds": "benchmarks.experiments.mfs_thresholds",
     "mfs_moe": "benchmarks.experiments.mfs_moe",
     "mfs_dense": "benchmarks.experiments.mfs_dense",
 }

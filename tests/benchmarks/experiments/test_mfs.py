@@ -5,6 +5,7 @@ from matplotlib import pyplot as plt
 
 from actors.flow.config import AgentConfig
 from benchmarks.experiments import mfs_common as mfs
+from benchmarks.experiments import mfs_thresholds as thresholds
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, Results
 from benchmarks.experiments.mfs_rates import BEST, over_rivals, rate_at, sustained
@@ -96,6 +97,27 @@ def test_permits_keep_a_share_of_the_ideal_saving() -> None:
     kept = [row for row in experiment.compare(found) if "kept" in row.name]
     assert [row.ours for row in kept] == [pytest.approx(75.0)] * len(kept)
     assert [row.met for row in kept] == [False, None]
+
+
+def test_a_point_of_the_thresholds_is_taken_only_where_it_is_better_on_every_workload() -> None:
+    """Q_1 = 0.5 gains 3, 3 and 0 points, Q_1 = 1 gains 1, 2 and 3: only the latter is better everywhere. With a gain of
+    0.1 points on each, the mean is too small.
+    """
+    found = results("mfs_thresholds", registry.load("mfs_thresholds"), False)
+    assert thresholds.proposed(found) is None
+
+    def gain(first: float, *points: float) -> None:
+        for where, more in zip(thresholds.AT, points, strict=True):
+            name = f"{where} Q_1 = {first:g}, E = 4, K = 8 {thresholds._RATES[where]:g}/s mfs"
+            for metrics in found.runs[name].values():
+                metrics["ttft_slo_share"] += more / 100  # type: ignore[operator]
+
+    gain(0.5, 3.0, 3.0, 0.0)
+    assert thresholds.proposed(found) is None
+    gain(1.0, 0.1, 0.1, 0.1)
+    assert thresholds.proposed(found) is None
+    gain(1.0, 0.9, 1.9, 2.9)
+    assert thresholds.proposed(found) == (1.0, 4.0, 8)
 
 
 def test_rates_are_read_between_those_that_ran() -> None:
