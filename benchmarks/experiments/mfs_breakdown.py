@@ -7,6 +7,12 @@ token to the deadline, of requests that are in time, in units of their SLO: earl
 same is shown at 0.4 requests/s, without aims. Aims, set before the runs: CCT 52 % below fair sharing,
 earliness 42 % below fair sharing, SJF and EDF, attainment 2.2 times fair sharing's; MFS in time more often than each
 rival. The paper's attainment does not name the baseline; fair sharing is the one of its testbed.
+
+A policy that has 2.2 times the attainment of another leaves that one below 45 %, and at the paper's rate hardly a
+rival's request is in time here, so there is no earliness. After the first reports, which had two seeds, 0.5 requests/s
+was therefore added with the same aims, and six seeds. It is a rate of `mfs_moe` for this model, not one that was
+looked for. Karuna paces a transfer to end when it is due, so its earliness is nearly 0 and no base of a percentage; nor
+is that of a policy with fewer than `ENOUGH` of its requests in time.
 """
 
 from __future__ import annotations
@@ -33,9 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["SEEDS", "SEEDS_FROM", "SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "MFS's breakdown: collectives, earliness and attainment of flow policies on DBRX"
-SEEDS = (2, 1)
+SEEDS = (6, 1)
 MODEL, WORK = "dbrx", "conversation"
-PAPER_RATE, LOWER = 0.7, 0.4
+PAPER_RATE, MIDDLE, LOWER = 0.7, 0.5, 0.4
+ENOUGH = 0.05
+"""The least share of requests in time of which a mean earliness is taken (ASSUMPTION)."""
+RATES = (PAPER_RATE, MIDDLE, LOWER)
 CCT, EARLINESS, ATTAINMENT = -52.0, -42.0, 2.2  # Figure 13 and its text
 
 
@@ -45,7 +54,7 @@ def variants(quick: bool) -> list[Variant]:
         size = {"requests": 512, "warmup": 128, "instances": 4}
     return [
         named(MODEL, WORK, policy, rate, **size)
-        for rate in ((PAPER_RATE,) if quick else (PAPER_RATE, LOWER))
+        for rate in ((PAPER_RATE,) if quick else RATES)
         for policy in (*RIVALS, *OURS)
     ]
 
@@ -55,14 +64,13 @@ def _name(policy: str, rate: float) -> str:
 
 
 def compare(results: Results) -> list[Row]:
-    rows = _of_rate(results, PAPER_RATE)
-    return rows + _of_rate(results, LOWER) if _name("mfs", LOWER) in results.runs else rows
+    return [row for rate in RATES if _name("mfs", rate) in results.runs for row in _of_rate(results, rate)]
 
 
 def _of_rate(results: Results, rate: float) -> list[Row]:
-    """Returns the rows of one rate; only the paper's rate has the paper's figures and aims."""
+    """Returns the rows of one rate; the lowest rate has none of the paper's figures and aims."""
     rows = []
-    at_paper = rate == PAPER_RATE
+    at_paper = rate != LOWER
     for ours, form in OURS.items():
         for rival in RIVALS:
             names, what = (_name(rival, rate), _name(ours, rate)), f"at {rate:g}/s, {form} vs {rival}"
@@ -71,7 +79,7 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
             share = ATTAINMENT if at_paper and rival == "fair" else None
             rows += [
                 change(results, f"{what}: mean CCT", *names, "cct_mean_s", cct),
-                earliness(results, f"{what}: earliness of requests in time", *names, early),
+                _earliness(results, f"{what}: earliness of requests in time", *names, early),
                 ratio(results, f"{what}: in time", *names, "ttft_slo_share", share),
             ]
     for policy in (*RIVALS, *OURS):
@@ -84,6 +92,20 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
     return rows
 
 
+def _earliness(results: Results, what: str, rival: str, ours: str, paper: float | None) -> Row:
+    """Returns a row with the change of the mean earliness; None where too few requests are in time, or where the
+    rival's is no base (see this module's docstring).
+    """
+    few = [name for name in (rival, ours) if results.mean(name, "ttft_slo_share") < ENOUGH]
+    if few:
+        note = f"fewer than {100 * ENOUGH:g} % in time: {', '.join(name.split()[-1] for name in few)}"
+        return Row(what, paper, None, "%", None, "" if paper is None else f"at most {paper:g} %", None, note)
+    if rival.endswith("karuna"):
+        ours_percent = 100 * results.mean(ours, EARLY) if results.measured(ours, EARLY) else None
+        return Row(f"{what}, of the SLO; Karuna's is nearly 0", None, ours_percent, "%")
+    return earliness(results, what, rival, ours, paper)
+
+
 def plots(results: Results) -> Mapping[str, Figure]:
     from benchmarks import plots as look
 
@@ -91,7 +113,7 @@ def plots(results: Results) -> Mapping[str, Figure]:
     policies, series = (*RIVALS, *OURS), {}
     for metric, label in (("cct_mean_s", "CCT"), (EARLY, "earliness")):
         # the highest rate at which every policy has requests in time
-        rates = [rate for rate in (PAPER_RATE, LOWER) if _name("fair", rate) in results.runs]
+        rates = [rate for rate in RATES if _name("fair", rate) in results.runs]
         rates = [r for r in rates if all(results.measured(_name(p, r), metric) for p in policies)]
         if rates:
             fair = results.mean(_name("fair", rates[0]), metric)
