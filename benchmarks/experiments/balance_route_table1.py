@@ -125,13 +125,10 @@ def compare(results: Results) -> list[Row]:
 
 
 def in_paper(method: str) -> str:
-    """Returns the paper's name of a method: both readings and values of it, and our BR-H, stand beside the same figures."""
-    return (
-        method.replace("ours_leased ", "br_h ")
-        .replace("ours ", "br_h ")
-        .replace("_pool", "")
-        .replace("_printed", "")
-    )
+    """Returns the paper's name of a method: all forms of BR-H, ours too, stand beside the same figures."""
+    rule, space, predictor = method.partition(" ")
+    rule = "br_h" if rule in ("ours", "ours_leased", cluster.PRINTED) else rule.removesuffix("_pool")
+    return rule + space + predictor
 
 
 def rejected(results: Results, variant: str, name: str) -> list[Row]:
