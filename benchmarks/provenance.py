@@ -22,11 +22,7 @@ The set only shrinks: a file leaves it when it is measured again, and no file ma
 
 MISSING = frozenset(
     {
-<<<<<<< HEAD
         "chaos/sim-scaling.json",
-        "experiments/mfs/mfs_moe.json",
-=======
->>>>>>> 6dbba502 (Results of MFS on the mended simulator: mixtures of experts, the dense model, the breakdown)
         "experiments/mfs/mfs_thresholds.json",
         "hostile/hostile.json",
         "mfs/link.json",

@@ -15,7 +15,7 @@ completion time, is above that of the best pair there, in per cent, whichever is
 
 The rule, which was written down before the first run: the default is the pair whose largest regret over all cells is
 least. If that of the pair of `join_shortest_queue`, which needs nothing and is the easiest to explain, is within
-`CLOSE_POINTS` of it, that pair is the default. Seeds are those of 100 and above, on which no other experiment measures.
+`CLOSE_POINTS` of it, that pair is the default. Seeds are those from 600 on, on which nothing was tuned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SUMMARY = (
     "which policies to ship as defaults: pairs of prefill and decode policies, untuned, in five situations"
 )
 SEEDS = (4, 1)
-FIRST_SEED = 100
+FIRST_SEED = 600
 PREFILL = ("join_shortest_queue", "predicted_ttft", "cache_load_aware")
 DECODE = ("join_shortest_queue", "netkv", "balance_route_0", "balance_route_h", "composition")
 SIMPLE = ("join_shortest_queue", "join_shortest_queue")

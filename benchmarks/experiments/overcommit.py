@@ -10,8 +10,8 @@ steps (some 4 s), so the paper's T_queue is far too short. With "short" outputs 
 steps (about a second), which is what a transfer to a far worker takes longer than one to a near worker.
 
 The rows compare each number with 0, seed by seed. With 0 the choice that NetKV leaves to the policy does not exist, so
-the default is the number above 0 with the least mean TTFT over all policies, cells and loads. Seeds are those of 100
-and above, on which no other experiment measures.
+the default is the number above 0 with the least mean TTFT over all policies, cells and loads. Seeds are those from
+700 on, on which nothing was tuned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUMMARY = (
     "sequences beyond a decode worker's slots: what a queue inside the engine costs NetKV and the composition"
 )
 SEEDS = (4, 1)
-FIRST_SEED = 100
+FIRST_SEED = 700
 PAPERS_OWN = {**cluster.STEP, "queue": "iterations"}
 POLICIES: Mapping[str, tuple[str, Mapping[str, Any], str | None]] = {
     "NetKV, the paper's": ("netkv", PAPERS_OWN, None),

@@ -1,11 +1,13 @@
 """A burst of eight times the load: attainment over the number of engines that wait warm, and its knee.
 
 After three minutes at 0.2 requests/s come three at 1.6, then three at 0.2 again. A cold start takes 55 s, a third of
-the burst. The pool has 0 to 12 warm engines (`warm_min` = `warm_max`); the knee is the smallest pool within half a
-point of the attainment of the largest. The rivals have the pool of `RIVAL_POOL` engines.
+the burst. The pool has 0 to 20 warm engines (`warm_min` = `warm_max`); the knee is the smallest pool within half a
+point of the attainment of the largest. Where that is the largest pool itself, attainment may still rise beyond it, and
+no knee is found. The rivals have the pool of `RIVAL_POOL` engines.
 
 A first run at twice the rates had bounds that the burst exceeded for every policy; rates and bounds were changed then,
-the aims stayed but for the number of engines.
+the aims stayed but for the number of engines. At first the largest pool had 12 engines, so a knee above 12 could not
+show. Pools of 16 and 20 were added, and the budget was raised so that it binds for none of them.
 
 Aims, written before the first run: attainment does not fall with the pool, and has a knee at or below the 12 engines
 that the burst needs more; no rival is better than ours with the same pool in both attainment and engine time.
@@ -42,10 +44,10 @@ if TYPE_CHECKING:
 SUMMARY = "a burst of eight times the load: attainment over the number of warm engines"
 SEEDS = (8, 1)
 SEEDS_FROM = FIRST_SEED
-POOLS = (0, 4, 8, 12)
+POOLS = (0, 4, 8, 12, 16, 20)
 RIVAL_POOL = 8
 PART_S, LOW_PER_S, TIMES = 180.0, 0.2, 8.0
-LIMITS = Limits(prefill_max=14, decode_max=14, budget=40)
+LIMITS = Limits(prefill_max=14, decode_max=14, budget=28 + max(POOLS))
 KNEE = 0.5
 """Percentage points below the largest pool's attainment at which a pool counts as large enough."""
 
@@ -80,11 +82,14 @@ def compare(results: Results) -> list[Row]:
     pools = sorted(c["pool"] for c in results.variants.values() if c["policy"] == OURS)
     shares = {n: 100.0 * results.mean(_name(n), "slo_share") for n in pools}
     rising = all(shares[b] >= shares[a] - KNEE for a, b in itertools.pairwise(pools))
-    knee = next(n for n in pools if shares[n] >= shares[pools[-1]] - KNEE)
+    knee = next((n for n in pools[:-1] if shares[n] >= shares[pools[-1]] - KNEE), None)
+    at, met, note = (
+        (None, False, f"not found up to {pools[-1]}") if knee is None else (float(knee), knee <= 12, "")
+    )
     ends = f"{shares[pools[0]]:.1f} % without a pool, {shares[pools[-1]]:.1f} % with {pools[-1]}"
     rows = [
         Row("attainment does not fall with the pool", None, None, "", None, "rising", rising, ends),
-        Row("the knee of attainment over the pool", None, float(knee), "engines", None, "<= 12", knee <= 12),
+        Row("the knee of attainment over the pool", None, at, "engines", None, "<= 12", met, note),
     ]
     rows += [against(results, _name(RIVAL_POOL), rival, f"ours against {rival}") for rival in RIVALS]
     return rows + measured(results)

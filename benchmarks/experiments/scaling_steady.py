@@ -7,7 +7,16 @@ every 5 s, to save time, and the router held each for stale 2 s of these; and th
 the compressed day. Afterwards `Forecast.drift` was added. The aim stayed. The first hour may settle. A change is any
 change of the active engines by role.
 
-Aim, written before the first run: no change after the first hour, and 99 % of the requests in time.
+A third version still made 58 changes on one seed. Replayed windows of other seeds (900 and on) showed what made the
+plan cross. Most growths followed the mean length of the prompts over the last tens of requests, others that of the
+outputs, the level of the arrivals, single windows taken for bursts, and the 0.9-quantile of few residuals. The rule
+that was tried then: counting noise is no change. Mean lengths and level rest on many requests until their recent values
+differ significantly; a quantile counts as far as it is significant; a burst is what chance brings once in a million
+windows. It was developed on seeds from 900 on and written here before the reported seeds ran, which are four now.
+
+Not claimed: the same for every rate. Where a load needs nearly all that its engines carry, less noise is enough.
+
+Aim, written before the first run: no change after the first hour on any seed, and 99 % of the requests in time.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "a steady load for 24 hours: changes of the fleet after the first"
-SEEDS = (1, 1)
+SEEDS = (4, 1)
 SEEDS_FROM = FIRST_SEED
 RATE_PER_S, HOUR_S = 0.5, 3_600.0
 LIMITS = Limits(prefill_max=12, decode_max=10, warm_max=4, budget=24)
@@ -52,10 +61,20 @@ def changes(timeline: list[tuple[float, ...]], from_s: float) -> int:
 
 def compare(results: Results) -> list[Row]:
     (name,) = results.variants
-    count = results.mean(name, "changes")
+    counts = results.values(name, "changes")
+    count, note = max(counts), "most of any seed; by seed: " + ", ".join(f"{one:g}" for one in counts)
     share = 100.0 * results.mean(name, "slo_share")
     return [
-        Row(f"{name}: changes after the first hour", 0.0, count, "", None, "0", count == 0.0),
+        Row(
+            f"{name}: changes after the first hour",
+            0.0,
+            count,
+            "",
+            None,
+            "0",
+            not count,
+            note,
+        ),
         Row(f"{name}: requests in time", None, share, "%", None, ">= 99", share >= 99.0),
         Row(f"{name}: engine time", None, results.mean(name, "fleet/engine_s") / HOUR_S, "h"),
         Row(f"{name}: requests", None, results.mean(name, "requests")),

@@ -10,17 +10,23 @@
 `level_gain` is only the greatest a. Below it a is the gain of a Kalman filter for a level that changes by a share of
 `drift` in a window and is seen through Poisson counts of n = L_t l requests; it begins with that of a mean:
 
-    a = min(level_gain, max(1 / (t + 1), (sqrt(r^2 + 4 r) - r) / 2)),   r = drift^2 n
+    a = min(level_gain, max(1 / (t + 1), (sqrt(r^2 + 4 r) - r) / 2, 1 / w)),   r = drift^2 n
+
+1 / w is there only if the level lags: w is the least number of the last windows, one of `HORIZONS`, of which the sum of
+the residuals e at h = 1 (below) exceeds LAGS sqrt(w), by which noise alone would reach it once in 16,000 times.
 
 The residuals are kept for each horizon of
 `HORIZONS` in units of the deviation that a Poisson count has in a window of l seconds, at the greater of both rates:
 
     e = (y_{t+h} - F_t(h)) / s(max(F, y)),   s(r) = sqrt(max(r, 1 / l) / l)
-    upper = F + sqrt(max(0, q(e)^2 - z^2)) s(F),   q: their quantile, z: that of the normal distribution
+    upper = F + sqrt(max(0, q(e)^2 - z'^2)) s(F),   q: their quantile, z: that of the normal distribution
+    z'    = z (1 + SURE / sqrt(number of residuals))
 
 So residuals of a busy hour say the right thing of a quiet one, a burst's surprise stays what it was, and the counting
 noise of a single window (z) is taken out: arrivals that are Poisson with the forecast rate need no more than that rate,
-since `capacity` has room for their noise already. Until there are `FEW` residuals, `upper` adds z s(F). The state is
+since `capacity` has room for their noise already. The quantile itself is uncertain: that at 90 % of 128 residuals has a
+standard error of sqrt(0.9 0.1 / 128) / 0.175 = 0.15, and the square root would make 0.5 s(F) of each. z' is two of them
+above z. Until there are `FEW` residuals, `upper` adds z s(F). The state is
 frozen, and every number in it is plain.
 """
 
@@ -34,6 +40,11 @@ from policies.routing.params import BadParameter, Number, Whole, check
 HORIZONS = (1, 2, 4, 8, 16, 32)
 """The horizons, in windows, at which residuals are kept; a lead uses the next one that is not shorter."""
 FEW = 16
+LAGS = 4.0
+"""The deviations of a sum of residuals beyond which the level lags behind the load."""
+SURE = 2.7
+"""Two standard errors of the 0.9-quantile of n normal deviations, in units of the quantile, times sqrt(n):
+2 sqrt(0.9 * 0.1) / (0.1755 * 1.2816); for quantiles of 0.8 to 0.99 it is 2.6 to 3.4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +68,9 @@ class Forecast:
     """The smoothing of the forecast. `season_windows` is the period in windows (0: no season)."""
 
     level_gain: Annotated[float, Number(above=0.0, high=1.0)] = 0.3  # ASSUMPTION: all gains
-    # ASSUMPTION: 1 % of the level in a window of 10 s; a load that changes faster by much is seen as a burst (`joint`)
-    drift: Annotated[float, Number(above=0.0, high=1.0)] = 0.01
+    # ASSUMPTION: 0.3 % of the level in a window of 10 s, more than twice what a day with a peak of three times its mean
+    # changes at most; what changes faster shows in the residuals, or is a burst (`joint`)
+    drift: Annotated[float, Number(above=0.0, high=1.0)] = 0.003
     trend_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.1
     damping: Annotated[float, Number(low=0.0, high=1.0)] = 0.8
     season_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.2
@@ -105,7 +117,10 @@ class Forecast:
         """Returns the weight of the next window in the level."""
         r = self.drift**2 * max(1.0, state.level * length_s)
         steady = (math.sqrt(r * r + 4.0 * r) - r) / 2.0
-        return min(self.level_gain, max(1.0 / (state.seen + 1), steady))
+        errors = state.errors[0]
+        lags = (w for w in HORIZONS if len(errors) >= w and abs(sum(errors[-w:])) > LAGS * math.sqrt(w))
+        lagging = next((1.0 / w for w in lags), 0.0)
+        return min(self.level_gain, max(1.0 / (state.seen + 1), steady, lagging))
 
     def mean(self, state: ForecastState, windows: int) -> float:
         """Returns the expected requests/s `windows` windows after the last one seen."""
@@ -120,6 +135,7 @@ class Forecast:
         if len(errors) < FEW:
             return mean + counting * math.sqrt(mean / length_s)
         error = sorted(errors)[math.ceil(quantile * len(errors)) - 1]
+        counting *= 1.0 + SURE / math.sqrt(len(errors))
         if error <= counting:
             return mean
         return mean + math.sqrt(error * error - counting * counting) * _deviation(mean, length_s)

@@ -22,9 +22,15 @@ fewer have carried demand_down for `calm_s` seconds without a break; the fewest 
 most `limits.step` engines; after a growth nothing shrinks for `cool_down_s`, after a role switch no role switches
 back for `switch_pause_s`.
 
-`burst` is the last window's rate where it lies `burst_deviations` Poisson deviations above the level. Attainment below
+`burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
+Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
+since a burst raises the level. Attainment below
 `attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above, it falls by
 `headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is infeasible.
+
+Noise of counting is no change: a mean length is that of the last 400 requests or so. The mean of the last windows takes
+its place where both differ by 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
+gain g; `spread` is the variance of one length, learned from the windows' deviations.
 
 Without reports, or before the first window, the wanted counts stay as they are (hold). Without arrivals the demand
 falls with the forecast, and the counts to their minimum (shrink). Deviations: lengths are means over all classes,
@@ -51,9 +57,20 @@ from policies.state.views import Role
 
 IntArray = npt.NDArray[np.int64]
 _HALVINGS = 24
-# ASSUMPTION: the requests of a window that weigh as much as all that came before; lengths with a coefficient of
-# variation of 0.4 have a mean within 10 % then.
+# ASSUMPTION: the requests of a window that weigh as much as all that came before in the recent mean; lengths with a
+# coefficient of variation of 0.4 have a mean within 10 % then.
 _EVIDENCE = 20.0
+# ASSUMPTION: the requests that a mean rests on at most; with that coefficient it deviates by 0.4 / sqrt(2 * 400),
+# which is 1.4 %.
+_MEMORY = 400.0
+# ASSUMPTION: standard errors by which the recent mean must differ; lengths are skewed, so 4 are not enough.
+_CHANGED = 5.0
+# ASSUMPTION: weight of a window in the variance of one length, which one window raises by 16 % at most; its least value
+# is that of a coefficient of variation of 0.1, its first one that of 0.5.
+_SPREAD_GAIN, _SPREAD_MOST, _SPREAD_LEAST, _SPREAD_FIRST = 0.02, 9.0, 0.01, 0.25
+# ASSUMPTION: the last levels of which the least is compared with a window's rate: the two first windows of a burst are
+# compared with the level before it.
+_BEFORE = 3
 # ASSUMPTION: where engines are short, decode gets what it needs for this many times what it holds, and one engine more.
 _AHEAD = 1.25
 # ASSUMPTION: seconds over which occupied decode engines are averaged, so that no single peak of a batch adds an engine.
@@ -61,8 +78,35 @@ _FULL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence for a mean length: the mean of the last windows in tokens, the number of requests that it rests on
+    (0 before the first), and the variance of one length in units of the squared mean.
+    """
+
+    recent: float = 0.0
+    weight: float = 0.0
+    spread: float = _SPREAD_FIRST
+
+    def learned(self, known: float, mean: float, number: int, least_gain: float) -> "tuple[float, Evidence]":
+        """Returns the mean that was `known` (tokens), and its evidence, after a window of `number` requests (at least
+        1) with the mean `mean`. Noise moves it little; a significant change replaces it by the recent mean.
+        """
+        if not self.weight:
+            return mean, Evidence(mean, float(number), self.spread)
+        gain = max(least_gain, number / (number + _EVIDENCE))
+        recent = self.recent + gain * (mean - self.recent)
+        error = known * math.sqrt(self.spread * gain / ((2.0 - gain) * number))
+        changed = abs(recent - known) > _CHANGED * error
+        value = recent if changed else known + number / (number + self.weight) * (mean - known)
+        weight = _EVIDENCE if changed else min(_MEMORY, self.weight + number)
+        deviation = number * ((mean - known) / max(1.0, known)) ** 2
+        spread = self.spread + _SPREAD_GAIN * (min(deviation, _SPREAD_MOST * self.spread) - self.spread)
+        return value, Evidence(recent, weight, max(_SPREAD_LEAST, spread))
+
+
+@dataclass(frozen=True, slots=True)
 class Lengths:
-    """Smoothed means of the requests seen: `weight` is 0 before the first. An objective of None was never asked for."""
+    """Means of the requests seen: `weight` is 0 before the first. An objective of None was never asked for."""
 
     weight: float = 0.0
     prompt_tokens: float = 0.0
@@ -70,6 +114,9 @@ class Lengths:
     output_tokens: float = 0.0
     ttft_s: float | None = None
     tpot_s: float | None = None
+    prompt: Evidence = field(default_factory=Evidence)
+    context: Evidence = field(default_factory=Evidence)
+    output: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +160,8 @@ class Joint:
     """Time after a role switch in which no engine switches."""
     drain_s: Annotated[float, Number(above=0.0, unit="s")] = 30.0
     """Time in which the requests that wait now shall have been served besides the demand."""
-    burst_deviations: Annotated[float, Number(low=1.0)] = 4.0
+    burst_deviations: Annotated[float, Number(low=1.0)] = 4.75
+    """Deviations above the level beyond which a window is a burst; by chance one window in a million is."""
     attain: Annotated[float, Number(above=0.0, high=1.0)] = 0.99
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5
@@ -127,7 +175,7 @@ class Joint:
     activate_cost: Annotated[float, Number(low=0.0)] = 0.1
     start_cost: Annotated[float, Number(low=0.0)] = 0.5
     gain: Annotated[float, Number(above=0.0, high=1.0)] = 0.1
-    """Weight of the newest window in attainment, and its least weight in lengths."""
+    """Weight of the newest window in attainment, and its least weight in the recent mean lengths."""
     name: ClassVar[str] = "joint"
 
     def __post_init__(self) -> None:
@@ -209,11 +257,6 @@ class Joint:
         arrived = sum(w.arrived for w in windows)
         if not arrived:
             return known
-
-        def mixed(old: float, new: float, number: int) -> float:
-            gain = max(self.gain, number / (number + _EVIDENCE)) if known.weight else 1.0
-            return old + gain * (new - old)
-
         prompt = sum(w.prompt_tokens for w in windows) / arrived
         context = sum(w.prompt_tokens + w.hit_tokens for w in windows) / arrived
         ended, true = sum(w.ended for w in windows), sum(w.output_tokens for w in windows)
@@ -223,13 +266,21 @@ class Joint:
         counted = [w for w in windows if w.arrived >= self.class_share * arrived]
         ttfts = [w.ttft_slo_s for w in counted if w.ttft_slo_s is not None]
         tpots = [w.tpot_slo_s for w in counted if w.tpot_slo_s is not None]
+        prompt_tokens, of_prompt = known.prompt.learned(known.prompt_tokens, prompt, arrived, self.gain)
+        context_tokens, of_context = known.context.learned(known.context_tokens, context, arrived, self.gain)
+        output_tokens, of_output = known.output_tokens, known.output
+        if output:
+            output_tokens, of_output = of_output.learned(output_tokens, output, ended or arrived, self.gain)
         return Lengths(
             known.weight + arrived,
-            mixed(known.prompt_tokens, prompt, arrived),
-            mixed(known.context_tokens, context, arrived),
-            mixed(known.output_tokens, output, ended or arrived) if output else known.output_tokens,
+            prompt_tokens,
+            context_tokens,
+            output_tokens,
             min(ttfts) if ttfts else known.ttft_s,
             min(tpots) if tpots else known.tpot_s,
+            of_prompt,
+            of_context,
+            of_output,
         )
 
 
@@ -280,9 +331,9 @@ class _Look:
         fast, slow = (max(1, math.ceil(s / length_s)) for s in (fast_s, seen.leads.start_s))
         forecast, known = policy.forecast, state.forecast
         rate = seen.rate_per_s or 0.0
-        allowed = known.level + policy.burst_deviations * math.sqrt(
-            max(known.level, 1.0 / length_s) / length_s
-        )
+        level = min((level for level, _ in known.past[-_BEFORE:]), default=known.level)
+        count, k = max(1.0, level * length_s), policy.burst_deviations
+        allowed = (count + k * math.sqrt(count) + (k * k - 1.0) / 6.0) / length_s
         up = forecast.upper(known, fast, policy.quantile, length_s)
         if rate > allowed:
             up = max(up, rate)

@@ -12,7 +12,7 @@ from benchmarks.experiments import scaling_ratio_shift as shift
 from benchmarks.experiments import scaling_scale as scale
 from benchmarks.experiments import scaling_steady as steady
 from benchmarks.experiments import scaling_tuning as tuning
-from benchmarks.experiments.base import Results
+from benchmarks.experiments.base import Results, Row
 from policies.scaling.base import Limits
 from policies.scaling.registry import SCALING
 
@@ -74,7 +74,12 @@ def test_a_foreseen_plan_has_engines_before_they_are_needed() -> None:
 
 
 def test_the_best_fixed_fleet_is_the_cheapest_with_enough_in_time() -> None:
-    costs = {"fixed 5P5D": run(0.95, 100.0), "fixed 5P6D": run(0.98, 110.0), "fixed 6P6D": run(0.995, 130.0)}
+    costs = {
+        "fixed 5P5D": run(0.95, 100.0),
+        "fixed 5P6D": run(0.98, 110.0),
+        "fixed 5P7D": run(0.992, 130.0),
+        "fixed 6P6D": run(0.995, 130.0),
+    }
 
     def values(name, config):
         if config["policy"] == "fixed":
@@ -89,6 +94,16 @@ def test_the_best_fixed_fleet_is_the_cheapest_with_enough_in_time() -> None:
     over = rows["engine time of ours, of the foreseeing plan's"]
     assert (over.ours, over.met) == (pytest.approx(100.0 * 70.0 / 60.0), True)
     assert rows["ours against ongoing: engine time"].met
+    # 6P5D is as large as 5P6D; with 99 % in time it would be cheaper than 6P6D
+    costs["fixed 6P5D"] = run(0.991, 110.0)
+    assert diurnal.best_fixed(results(diurnal, values)) == "fixed 6P5D"
+
+
+def test_fixed_fleets_are_divided_in_every_way_near_the_middle() -> None:
+    assert sorted(diurnal.FIXED) == [
+        *[(4, 6), (4, 7), (5, 5), (5, 6), (5, 7)],
+        *[(6, 4), (6, 5), (6, 6), (7, 4), (7, 5)],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +146,31 @@ def test_the_ratio_shifts_with_each_half() -> None:
     )
 
 
-def test_the_knee_is_the_smallest_pool_that_is_nearly_as_good() -> None:
-    shares = dict(zip(burst.POOLS, (0.5, 0.7, 0.987, 0.99), strict=True))
-    found = results(
-        burst, lambda name, c: run(shares[c["pool"]] if c["policy"] == common.OURS else 0.6, 100.0)
-    )
+def knee(*shares: float) -> tuple[Row, Row]:
+    """Returns the rows of the knee and of the rise for these shares in time, one for each pool."""
+    of = dict(zip(burst.POOLS, shares, strict=True))
+    found = results(burst, lambda name, c: run(of[c["pool"]] if c["policy"] == common.OURS else 0.6, 100.0))
     rows = {row.name: row for row in burst.compare(found)}
-    assert rows["the knee of attainment over the pool"].ours == burst.POOLS[2]
-    assert rows["attainment does not fall with the pool"].met
+    return rows["the knee of attainment over the pool"], rows["attainment does not fall with the pool"]
+
+
+def test_the_knee_is_the_smallest_pool_that_is_nearly_as_good() -> None:
+    row, rising = knee(0.5, 0.7, 0.987, 0.988, 0.989, 0.99)
+    assert (row.ours, row.met, rising.met) == (burst.POOLS[2], True, True)
+
+
+def test_a_knee_above_the_aim_misses_it() -> None:
+    row, _ = knee(0.5, 0.6, 0.7, 0.8, 0.987, 0.99)
+    assert (row.ours, row.met) == (16.0, False)
+
+
+def test_no_knee_is_found_where_only_the_largest_pool_is_good_enough() -> None:
+    row, rising = knee(0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+    assert (row.ours, row.met, row.note, rising.met) == (None, False, "not found up to 20", True)
+
+
+def test_no_budget_keeps_the_burst_from_engines_that_its_pool_leaves() -> None:
+    assert burst.LIMITS.budget == burst.LIMITS.prefill_max + burst.LIMITS.decode_max + max(burst.POOLS)
 
 
 def test_changes_are_counted_after_the_first_hour() -> None:
@@ -151,6 +183,14 @@ def test_changes_are_counted_after_the_first_hour() -> None:
     assert steady.changes(rows, 3_600.0) == 1
     assert steady.changes(rows, 0.5) == 2
     assert steady.changes(rows[:3], 3_600.0) == 0
+
+
+def test_one_seed_with_changes_misses_the_aim_of_the_steady_day() -> None:
+    (variant,) = steady.variants(False)
+    of = {"slo_share": 1.0, "fleet/engine_s": 3_600.0, "requests": 10.0}
+    runs = {variant.name: {seed: {**of, "changes": float(n)} for seed, n in enumerate((0, 2, 0, 1))}}
+    row = steady.compare(Results("x", False, {variant.name: variant.config}, runs))[0]
+    assert (row.ours, row.met, row.note) == (2.0, False, "most of any seed; by seed: 0, 2, 0, 1")
 
 
 def test_what_a_fleet_carries_is_divided_among_its_engines() -> None:

@@ -1,8 +1,8 @@
 """A fleet with two exact queues, for closed loops: FIFO before prefill, then FIFO before decode slots.
 
-A prefill engine serves one prompt at a time for `service_s`; a decode engine holds `slots` sequences, each for
-`stream_s`. Engines follow a plan's moves after the leads of their ways. Times are exact: only decisions come once a
-second.
+A prefill engine serves one prompt at a time; a decode engine holds `slots` sequences. Lengths are constant, or
+lognormal where `Load.cv` is above 0. Engines follow a plan's moves after the leads of their ways. Times are exact: only
+decisions come once a second.
 """
 
 import heapq
@@ -22,6 +22,16 @@ CAPABILITY = Capability(PROFILE, slots=16, kv_tokens=1_000_000)
 PROMPT_TOKENS, OUTPUT_TOKENS = 2_000, 100
 TTFT_S, TPOT_S = 2.0, 0.05
 LEADS = Leads(switch_s=1.0, activate_s=1.0, start_s=60.0)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Mean tokens of prompts and outputs, the coefficient of variation of both, and the objective of TTFT."""
+
+    prompt_tokens: int = PROMPT_TOKENS
+    output_tokens: int = OUTPUT_TOKENS
+    cv: float = 0.0
+    ttft_s: float = TTFT_S
 
 
 @dataclass
@@ -48,6 +58,7 @@ class Fleet:
     decode: int
     warm: int = 0
     seed: int = 0
+    load: Load = Load()
     engines: list[Engine] = field(default_factory=list)
     served: int = 0
     late: int = 0
@@ -64,8 +75,9 @@ class Fleet:
         ):
             for _ in range(number):
                 self._add(role, duty, 0.0, 0.0)
-        self._prompts: deque[float] = deque()
-        self._streams: list[tuple[float, float]] = []
+        # (arrived_s, prompt tokens, output tokens), then (prefilled_s, arrived_s, output tokens)
+        self._prompts: deque[tuple[float, int, int]] = deque()
+        self._streams: list[tuple[float, float, int]] = []
         self._observer = Observer()
         self._state = self.policy.initial()
 
@@ -78,14 +90,23 @@ class Fleet:
         for second, rate in enumerate(rates):
             now_s = float(second)
             arrivals = sorted(now_s + self._rng.random() for _ in range(self._poisson(rate)))
-            for _ in arrivals:
-                self._observer.arrived("chat", now_s, PROMPT_TOKENS, 0, float(OUTPUT_TOKENS), TTFT_S, TPOT_S)
-            self._prompts.extend(arrivals)
+            for at_s in arrivals:
+                prompt, output = self._length(self.load.prompt_tokens), self._length(self.load.output_tokens)
+                expected = float(self.load.output_tokens)
+                self._observer.arrived("chat", now_s, prompt, 0, expected, self.load.ttft_s, TPOT_S)
+                self._prompts.append((at_s, prompt, output))
             self._serve(now_s + 1.0)
             if report:
                 self._observer.heard(now_s)
             self._decide(now_s)
             self.engine_s += len(self.engines)
+
+    def _length(self, mean: int) -> int:
+        """Returns one length in tokens."""
+        if not self.load.cv:
+            return mean
+        variance = math.log(1.0 + self.load.cv**2)
+        return max(1, round(mean * self._rng.lognormvariate(-variance / 2.0, math.sqrt(variance))))
 
     def _poisson(self, rate: float) -> int:
         count, at = 0, self._rng.expovariate(rate) if rate > 0.0 else math.inf
@@ -96,28 +117,27 @@ class Fleet:
 
     def _serve(self, until_s: float) -> None:
         """Starts all prompts and streams whose turn comes before `until_s`."""
-        service_s = PROFILE.step_s(PROMPT_TOKENS, 0, 0)
         while self._prompts:
-            engine, free_s = self._free(Role.PREFILL, self._prompts[0])
+            engine, free_s = self._free(Role.PREFILL, self._prompts[0][0])
             if engine is None or free_s >= until_s:
                 break
-            arrived_s = self._prompts.popleft()
-            done_s = free_s + service_s
+            arrived_s, prompt, output = self._prompts.popleft()
+            done_s = free_s + PROFILE.step_s(prompt, 0, 0)
             engine.busy = [done_s]
-            heapq.heappush(self._streams, (done_s, arrived_s))
+            heapq.heappush(self._streams, (done_s, arrived_s, output))
         while self._streams and self._streams[0][0] < until_s:
             engine, free_s = self._free(Role.DECODE, self._streams[0][0])
             if engine is None or free_s >= until_s:
                 break
-            _, arrived_s = heapq.heappop(self._streams)
+            _, arrived_s, output = heapq.heappop(self._streams)
             while engine.busy and engine.busy[0] <= free_s:
                 heapq.heappop(engine.busy)
-            heapq.heappush(engine.busy, free_s + OUTPUT_TOKENS * PROFILE.decode_base_s)
+            heapq.heappush(engine.busy, free_s + output * PROFILE.decode_base_s)
             ttft_s = free_s + PROFILE.decode_base_s - arrived_s
             self.served += 1
-            self.late += ttft_s > TTFT_S
+            self.late += ttft_s > self.load.ttft_s
             now_s = until_s - 1.0
-            self._observer.closed("chat", now_s, Outcome.SERVED, ttft_s, PROFILE.decode_base_s, OUTPUT_TOKENS)
+            self._observer.closed("chat", now_s, Outcome.SERVED, ttft_s, PROFILE.decode_base_s, output)
 
     def _free(self, role: Role, at_s: float) -> tuple[Engine | None, float]:
         """Returns the engine of a role that has room first, from `at_s` on, and when."""
@@ -143,8 +163,8 @@ class Fleet:
             share = running / e.slots()
             kv = share if e.role is Role.DECODE else 0.0
             views.append(EngineView(e.name, e.role, e.duty, e.since_s, running, 0, kv, share))
-        oldest = now_s - self._prompts[0] if self._prompts else 0.0
-        pooled = sum(done_s <= now_s for done_s, _ in self._streams)
+        oldest = now_s - self._prompts[0][0] if self._prompts else 0.0
+        pooled = sum(done_s <= now_s for done_s, _, _ in self._streams)
         return self._observer.freeze(
             now_s, tuple(views), CAPABILITY, LEADS, len(self._prompts), pooled, max(0.0, oldest)
         )

@@ -9,7 +9,7 @@ import pytest
 from policies.scaling.base import Limits
 from policies.scaling.joint import Joint
 from policies.scaling.registry import SCALING, make
-from tests.policies.scaling.fleet import Fleet
+from tests.policies.scaling.fleet import Fleet, Load
 
 LIMITS = Limits(prefill_max=24, decode_max=24, warm_max=8, budget=60)
 
@@ -28,6 +28,17 @@ def test_a_steady_load_does_not_oscillate() -> None:
     assert totals == sorted(totals, reverse=True) and len(totals) <= 3
     _, (prefill, decode, _) = fleet.changes[-1]
     assert 2 <= prefill <= 4 and 2 <= decode <= 3
+    assert fleet.late / fleet.served < 0.01
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_noise_of_few_requests_changes_nothing(seed: int) -> None:
+    """Four requests in five seconds: eight arrivals in a window, so rates deviate by a third, and mean lengths of a
+    coefficient of variation of 0.5 by a sixth. Prompts take 2 s and outputs 20 s in the mean.
+    """
+    fleet = Fleet(joint(), prefill=4, decode=3, seed=seed, load=Load(20_000, 1_000, 0.5, 12.0))
+    fleet.run([0.8] * 3 * 3_600)
+    assert [counts for at_s, counts in fleet.changes if at_s >= 3_600.0] == []
     assert fleet.late / fleet.served < 0.01
 
 

@@ -1,6 +1,8 @@
 """Sluice's scaling policy, one decision at a time; the closed loops are in `test_closed_loop`."""
 
 import dataclasses
+import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.routing.params import BadParameter
 from policies.scaling.base import Counts, Limits, Way, stepped
-from policies.scaling.joint import Joint, JointState
+from policies.scaling.joint import Evidence, Joint, JointState
 from policies.state.views import Role
 from tests.policies.scaling.fixtures import engines, seen
 
@@ -214,15 +216,61 @@ def test_full_decode_engines_are_demand_whatever_lengths_were_known() -> None:
 
 
 def test_many_requests_teach_new_lengths_at_once_and_few_slowly() -> None:
-    """80 arrivals weigh 80 / (80 + 20), one weighs the least, 0.1."""
+    """80 arrivals with prompts twice as long are a change: they weigh 80 / (80 + 20). One is none: it weighs as one
+    beside 400.
+    """
     policy = Joint(limits=LIMITS)
     state = steady(policy, 8.0, 4, 3)
-    for rate, share in ((8.0, 0.8), (0.1, 0.1)):
+    for rate, share in ((8.0, 0.8), (0.1, 1.0 / 401.0)):
         now = seen(rate, engines(4, 3), 30)
         assert now.windows is not None
         longer = dataclasses.replace(now.windows[0], prompt_tokens=round(10 * rate) * 4_000)
         after = policy.step(dataclasses.replace(now, windows=(longer,)), state).state
         assert after.lengths.prompt_tokens == pytest.approx(2_000.0 + share * 2_000.0)
+
+
+def _evidence(means: list[float], number: int) -> list[float]:
+    """Returns the mean lengths known after each window of `number` requests, with a least gain of 0.1."""
+    known, evidence, found = 0.0, Evidence(), list[float]()
+    for mean in means:
+        known, evidence = evidence.learned(known, mean, number, 0.1)
+        found.append(known)
+    return found
+
+
+def test_two_windows_of_lengths_by_hand() -> None:
+    """Ten requests of 100 tokens, then ten of 120: each weighs as much, and the recent mean of 100 + 10 / 30 * 20 is
+    6.7 away, less than 5 * 100 sqrt(0.25 / 3 / (5 / 3 * 10)) = 35. Ten of 300 would move it by 67: it is taken.
+    """
+    assert _evidence([100.0, 120.0], 10) == pytest.approx([100.0, 110.0])
+    assert _evidence([100.0, 300.0], 10) == pytest.approx([100.0, 100.0 + 200.0 / 3.0])
+
+
+def test_noise_moves_mean_lengths_little_and_a_change_is_followed() -> None:
+    """Windows of five requests with a coefficient of variation of 0.4: their means deviate by 18 %, and those of the
+    last 400 requests by 1.4 %. Twice the length is more than five errors of the recent mean, 30 %: three quarters of
+    the way are gone in a minute and a half.
+    """
+    rng = random.Random(4)
+    noise = [1_000.0 * (1.0 + rng.gauss(0.0, 0.4) / math.sqrt(5.0)) for _ in range(8_000)]
+    quiet = _evidence(noise, 5)
+    assert max(abs(one - 1_000.0) for one in quiet[200:]) < 60.0
+    after = _evidence([*noise[:500], *(2.0 * one for one in noise[500:520])], 5)
+    assert after[509] > 1_750.0
+
+
+def test_few_requests_are_no_burst_and_many_are() -> None:
+    """0.5/s are five a window: up to 5 + 4.75 sqrt(5) + (4.75^2 - 1) / 6 = 19.2 come by chance. The level of the last
+    window counts where it is the least of three, so the second window of a burst is one, too.
+    """
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 0.5, 1, 1)
+    some = policy.step(seen(1.9, engines(1, 1), 30), state)
+    assert "cheapest change" not in " ".join(some.reasons)
+    first = policy.step(seen(4.0, engines(1, 1), 30), state)
+    assert first.plan.serving.prefill == 2
+    fleet = dataclasses.replace(first.state, wanted=Counts(1, 1))
+    assert policy.step(seen(4.0, engines(1, 1), 31), fleet).plan.serving.prefill == 2
 
 
 def test_where_engines_are_short_decode_keeps_no_more_than_it_fills() -> None:
