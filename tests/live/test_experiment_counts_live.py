@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from app.admin_key import key_path
 from app.dashboard.store import BEFORE, RunStore
@@ -179,17 +180,32 @@ def test_dashboard_and_router_are_killed_in_an_experiment_of_the_page(
 
 
 @pytest.fixture(scope="module")
-def opened(app: App, port: int) -> Iterator[Opened]:
-    """A page that an administrator has opened. Nothing may be said on its console, and no other host asked."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not key_path(port).exists():
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(app: App, port: int, chromium: Browser) -> Iterator[Opened]:
+    """A page that an administrator has opened, for one test, because sessions end with a dashboard that is killed.
+    Nothing may be said on its console, and no other host asked.
+    """
+    end_s, url = time.monotonic() + PATIENCE_S, f"http://127.0.0.1:{port}"
+    while not (key_path(port).exists() and answers(url)):
         assert time.monotonic() < end_s, app.log.read_text()[-2000:]
         time.sleep(0.2)
-    with browser() as chromium:
-        page = open_page(chromium, f"http://127.0.0.1:{port}", key_path(port).read_text().strip(), width=1920)
-        yield page
-        page.close()
-        assert (page.said, page.foreign) == ([], [])
+    page = open_page(chromium, url, key_path(port).read_text().strip(), width=1920)
+    yield page
+    page.close()
+    assert (page.said, page.foreign) == ([], [])
+
+
+def answers(url: str) -> bool:
+    """Whether somebody answers there; the dashboard may be starting again."""
+    try:
+        return httpx.get(url, timeout=5.0).is_success
+    except httpx.TransportError:
+        return False
 
 
 def until(opened: Opened, condition: Callable[[], Any], what: str) -> Any:
