@@ -24,8 +24,8 @@ that these rules allow:
   worker with KV room for what the prompt adds, even if that has no free slot, but only if it has fewer than
   `overcommit_slots` sequences beyond its slots. Without such a worker it is prefilled once more (at most `max_prefills`
   times in all) or rejected with 503.
-- A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
-  rejected with 503.
+- A queue that is full, of sequences or of prompt tokens, rejects with 429 what would be served last (for `none` the
+  newest of the least urgent class). A request that waited longer than `queue_timeout_s` is rejected with 503.
 - Fairness (`sharing`): where requests of several tenants wait in a class, the one with the least counter has its turn,
   and the decode policy sees the pool entries of tenants within their share only, unless none of them fits anywhere. A
   full queue rejects the request that would be served last. With the policy `vtc` a request of several choices begins
@@ -177,6 +177,16 @@ class Dispatcher:
     def queue_size(self) -> int:
         """Number of requests that wait for a prefill worker."""
         return len(self._queue)
+
+    @property
+    def queued_sequences(self) -> int:
+        """Number of sequences of the requests that wait for a prefill worker."""
+        return self._queue.sequences
+
+    @property
+    def queued_tokens(self) -> int:
+        """Number of prompt tokens of the requests that wait for a prefill worker."""
+        return self._queue.prompt_tokens
 
     @property
     def oldest_queued_s(self) -> float | None:
@@ -364,10 +374,12 @@ class Dispatcher:
 
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
         self._sharing.push(request)
-        if len(self._queue) > self.config.max_queue:
-            refused = self._queue.least_urgent()
-            actions.append(self._reject(refused, 429, "queue_full", now_s))
-            if refused == request.attempt_id:
+        most_tokens = self.config.max_queue_tokens
+        limit = math.inf if most_tokens is None else most_tokens
+        if self._queue.sequences > self.config.max_queue or self._queue.prompt_tokens > limit:
+            refused = self._queue.beyond(self.config.max_queue, limit, request)
+            actions.extend([self._reject(one, 429, "queue_full", now_s) for one in refused])
+            if request.attempt_id in refused:
                 return
         if self._gate.watches:
             judgement = self._gate.arrived(request, self.state.snapshot(now_s, ()), self._fleet())
