@@ -29,8 +29,8 @@ FADES_S = 10.0
 """Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
 
 PER_S = math.log(2.0) / FADES_S
-"""The rate of arrivals for each unit of their sum, which fades: at a constant rate it is the rate times h / ln 2, where h
-is the half-life.
+"""The rate of arrivals for each unit of their sum, which fades: at a constant rate it is the rate times h / ln 2, where
+h is the half-life.
 """
 
 

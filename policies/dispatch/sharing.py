@@ -9,10 +9,10 @@
 Each place has counters of its own, because tenants wait at either and get service there one after the other: what is
 computed and then waits in the pool has not been decoded.
 
-All this is done only while `counts`: the policy shares, and requests of several tenants have come, or where classes have
-counters (`class_ratio`), requests of several classes. Before that there is nobody to share with, and a newcomer would be
-lifted to the counter of the only other one anyway, so all counters begin at 0 with the second tenant or class. Service of
-requests that were under way before is not counted.
+All this is done only while `counts`: the policy shares, and requests of several tenants have come, or where classes
+have counters (`class_ratio`), requests of several classes. Before that there is nobody to share with, and a newcomer
+would be lifted to the counter of the only other one anyway, so all counters begin at 0 with the second tenant or class.
+Service of requests that were under way before is not counted.
 """
 
 import math
@@ -134,6 +134,13 @@ class Sharing:
     def _push(self, request: Request) -> None:
         cost = self.policy.cost(request.prompt_tokens, self._output(request)) if self.counts else 0.0
         self.queue.push(request, cost)
+
+    def change_class(self, request: Request) -> None:
+        """Puts a request that waits in the queue into another class, as the last of its tenant. `request` is as it is
+        served from now on.
+        """
+        self.queue.remove(request.attempt_id)
+        self._push(request)
 
     def prefill_routed(self, request: Request, worker: WorkerId) -> Turn | None:
         """Charges a request that is sent to a worker to have its prompt computed, before it leaves the queue. A prompt

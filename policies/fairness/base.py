@@ -1,8 +1,8 @@
 """The contract of a fairness policy, and what is said about a turn.
 
-Requests wait in classes (`Terms.priority`). A more urgent class always goes first, or with a `class_ratio` the class that
-has got the least for its weight. Inside a class each tenant has a counter of the service that it got, in tokens for each
-unit of its weight. The tenant with the least counter has its turn, with its oldest request.
+Requests wait in classes (`Terms.priority`). A more urgent class always goes first, or with a `class_ratio` the class
+that has got the least for its weight. Inside a class each tenant has a counter of the service that it got, in tokens
+for each unit of its weight. The tenant with the least counter has its turn, with its oldest request.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ class Turn:
 
     `counter` is the service that `tenant` had got before the decision, and `cost` what the decision adds to it, both in
     weighted tokens for each unit of weight. `tenants` had requests waiting in the class, and `others` are at most
-    `OTHERS` of them that have the least counters, beside this one. `classes` are the counters of at most `OTHERS` + 1 of
-    the classes that waited, by priority, for each unit of their weight: the class of this request and those with the
+    `OTHERS` of them that have the least counters, beside this one. `classes` are the counters of at most `OTHERS` + 1
+    of the classes that waited, by priority, for each unit of their weight: the class of this request and those with the
     least; it is empty where classes have no counters.
     """
 

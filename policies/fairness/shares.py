@@ -1,5 +1,5 @@
-"""The counters of the tenants that wait at one place, by class, and those of the classes: the queue before prefill has one
-set, the pool another.
+"""The counters of the tenants that wait at one place, by class, and those of the classes: the queue before prefill has
+one set, the pool another.
 
     enter     a tenant begins to wait in a class: its counter is lifted to the least of those that wait there, less its
               credit

@@ -29,10 +29,9 @@ of those fits anywhere, among all. Idle tenants are forgotten, the longest idle 
 (`shares.MOST_IDLE`).
 
 Classes are strict by default: while something of a more urgent class waits, nothing of another is served. With
-`class_ratio` they have counters as tenants have, with the same credit and slack, and what their requests cost counts for
-both. The pool then shows the decode policy the entries of one class only, the one whose turn it is, or all of them if
-none of these fits anywhere. Priorities beyond `policies.request.classes.MOST_STEPS` weigh as much as
-this one.
+`class_ratio` they have counters as tenants have, with the same credit and slack, and what their requests cost counts
+for both. The pool then shows the decode policy the entries of one class only, the one whose turn it is, or all of them
+if none of these fits anywhere. Priorities beyond `policies.request.classes.MOST_STEPS` weigh as much as this one.
 
 As long as there was only one tenant, everything is as with `none`, but for requests of several choices: such a one
 begins as soon as `gang_slots` slots are free, and its other choices get the slots of that worker as they come, where
@@ -42,7 +41,8 @@ full.
 Claimed: the service of two tenants that wait all the time, for each unit of weight, differs by a bounded amount: the
 largest cost of a request, `slack_tokens`, `credit_tokens`, and the errors of forecasts of what is running. With
 `class_ratio` the same is true of two classes and their weights.
-Not claimed: fairness between classes without `class_ratio`; fairness inside an engine, where requests of a batch run together.
+Not claimed: fairness between classes without `class_ratio`; fairness inside an engine, where requests of a batch run
+together.
 """
 
 from dataclasses import dataclass

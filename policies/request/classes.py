@@ -1,7 +1,7 @@
 """The weights of classes, where a less urgent class gets service while a more urgent one waits.
 
-A class is a priority (`Terms.priority`). Queue and pool are shared out by these weights (`policies.fairness.shares`), and
-the admission policy expects waits by them (`policies.state.waiting`).
+A class is a priority (`Terms.priority`). Queue and pool are shared out by these weights (`policies.fairness.shares`),
+and the admission policy expects waits by them (`policies.state.waiting`).
 """
 
 MOST_STEPS = 40

@@ -148,9 +148,7 @@ class Waiting:
             sum((one.output_tokens for one in some), 0.0),
         )
 
-    def before(
-        self, request: Request, counted: bool, coming: Mapping[int, Backlog] | None = None
-    ) -> Backlog:
+    def before(self, request: Request, counted: bool, coming: Mapping[int, Backlog] | None = None) -> Backlog:
         """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`
         says whether the sums contain it.
 
