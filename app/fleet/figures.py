@@ -45,7 +45,13 @@ ROUTER: dict[str, Metric] = _listed(
     "router", gauge, "",
     ("queued", "prompts", "Prompts that wait for a prefill worker."),
     ("pool", "prompts", "Finished prefills that wait for a decode worker."),
-    ("queue_limit", "prompts", "Most prompts that may wait for a prefill worker (`router.dispatch.max_queue`)."),
+    ("queued_sequences", "sequences", "Sequences of the prompts that wait for a prefill worker."),
+    ("queued_tokens", "tokens", "Tokens of the prompts that wait for a prefill worker."),
+    ("queue_limit", "sequences",
+        "Most sequences whose prompts may wait for a prefill worker (`router.dispatch.max_queue`)."),
+    ("queue_limit_tokens", "tokens",
+        "Most tokens of prompts that may wait for a prefill worker (`router.dispatch.max_queue_tokens`); "
+        "absent without this bound."),
     ("pool_oldest_seconds", "seconds", "Time for which the oldest finished prefill has waited in the prompt pool."),
     ("pool_lease_used_ratio", "share of 1",
         "Largest share of the lease of a finished prefill in the pool that has passed since it was granted or last "
