@@ -18,7 +18,7 @@ Since = Callable[[RequestId], tuple[Request, float] | None]
 """A function that returns a request that waits, and since when; None if it does not wait."""
 
 _Watched = tuple[float, int, Request, float]
-"""(when it has waited long enough, a number, the request, since when it waits)"""
+"""(when it has waited long enough, a number, the request, since when it waits). The numbers are all different."""
 
 
 class AgeWatch:

@@ -115,7 +115,7 @@ class _Class:
 @dataclass(slots=True)
 class Waiting:
     """The sums over all requests of one kind, by priority, and with `by_tenant` also by tenant. With a `class_ratio` a
-    class gets so many times as much service as one whose priority is larger by 1; else a more urgent one gets all.
+    class gets this many times as much service as one whose priority is larger by 1; else a more urgent one gets all.
     """
 
     by_tenant: bool = False

@@ -169,7 +169,7 @@ def _turn(made: Decision) -> list[str]:
     return [
         *lines,
         f"   turn     tenant {turn.tenant or '(no name)'} at {turn.counter:.0f} weighted tokens, charged"
-        f" {turn.cost:.0f}; {turn.tenants} tenants waited, {ahead}: {others}"
+        f" {turn.cost:.0f}; {turn.tenants} tenants waited, {ahead}: {others}",
     ]
 
 
