@@ -152,6 +152,7 @@ class FleetReport:
         gauges |= self._waits() | {"engine_silence_seconds_max": self._engines.longest_silence_s()}
         sharing = self._dispatcher.sharing
         totals |= {"turns_among_tenants": float(sharing.turns)}
+        totals |= {"raised_by_age": float(self._dispatcher.raised)}
         gauges |= {f"tenants_waiting_{place}": float(n) for place, n in sharing.tenants.items()}
         load = self._load()
         gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}

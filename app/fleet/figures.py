@@ -114,8 +114,11 @@ ROUTER: dict[str, Metric] = _listed(
         "there is no prefill worker), `decode_` and the policy's reason, `reject_` and that of the dispatcher or "
         "of the admission policy (`ttft_objective`, `tpot_objective`, `late`).", "decision"),
     ("turns_among_tenants", "decisions",
-        "Decisions for which requests of several tenants waited in the same class, so that their shares said whose "
-        "turn it was; 0 with the fairness policy `none`."),
+        "Decisions for which requests of several tenants waited in the same class, or of several classes that share, "
+        "so that their shares said whose turn it was; 0 with the fairness policy `none`."),
+    ("raised_by_age", "changes",
+        "Changes of a request's priority to that of a more urgent class, because it had waited long "
+        "(`router.dispatch.class_ageing_s`)."),
     (r"quarantines_(\w+)", "quarantines",
         "Quarantines of workers that began, by reason: `failing`, or the figure by which a worker was slow "
         "(`slow_prefill`, `slow_admission`, `slow_decode`).", "reason"),

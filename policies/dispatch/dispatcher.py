@@ -154,6 +154,8 @@ class Dispatcher:
         self._stuck_head: Request | None = None
         """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
+        self.raised = 0
+        """Number of changes of a request's priority because it had waited long."""
         self._queue_ages, self._pool_ages = AgeWatch(self._queued_since), AgeWatch(self._pooled_since)
         self._lending = Lending(self.state)
         self._rescuing = False
@@ -310,6 +312,8 @@ class Dispatcher:
             self._pool_ages.add(entry.request, entry.entered_s, since_s + age_s)
 
     def _raise(self, request: Request, now_s: float, priority: int) -> Request:
+        """Changes the priority of a request that waits, and returns the request as it is from now on."""
+        self.raised += 1
         self.state.apply(ev.Aged(now_s, request.attempt_id, priority))
         raised = self.state.request(request.attempt_id)
         assert raised is not None

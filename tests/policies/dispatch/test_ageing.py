@@ -164,7 +164,7 @@ def test_without_the_option_nothing_is_raised_and_it_begins_with_what_waits() ->
     fleet.d.handle(ev.PoliciesChanged(1e6, dispatch={"class_ageing_s": 5.0}))
     tick(fleet, 1e6 + 1)
     # the first is computed, and the second is the most urgent one that waits
-    assert [priority_of(fleet, name) for name in names] == [0, 1, 1]
+    assert [priority_of(fleet, name) for name in names] == [0, 1, 1] and fleet.d.raised == 1
     fleet.d.handle(ev.PoliciesChanged(1e6 + 2, dispatch={"class_ageing_s": None}))
     fleet.arrive("a", priority=-1)
     tick(fleet, 1e6 + 99)
