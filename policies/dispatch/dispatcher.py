@@ -36,7 +36,8 @@ that these rules allow:
   While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
   that is not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
 
-Entries are served by (priority, tenant's counter, arrival), in the pool those first whose prefill worker drains.
+Entries are served by (priority or counter of the class, tenant's counter, arrival), in the pool those first whose
+prefill worker drains.
 Nothing overtakes the head of the prefill queue, unless no ready worker serves its mode, or with `vtc`, unless only some
 workers do: then it waits aside, and is tried again at each tick and each change of the workers, and with `vtc` when
 room was freed. In the pool an entry that fits nowhere is passed over until it starves (`starvation_s`); then nothing

@@ -360,5 +360,5 @@ def _in_turn(seen: tuple[int, float, PoolEntry]) -> tuple[bool, int, float, floa
 
 def _counters_of_classes(shares: Shares, priority: int) -> dict[str, float]:
     """Returns the counters of a class and of those that have the least."""
-    least = [one for one in shares.priorities() if one != priority][:OTHERS]
+    least = [one for one in shares.first_classes(OTHERS + 1) if one != priority][:OTHERS]
     return {str(one): shares.class_counter(one) for one in [priority, *least]}

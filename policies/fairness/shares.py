@@ -160,7 +160,7 @@ class Shares:
         order of these.
         """
         if self._by_class is not None:
-            return [int(name) for name in self._by_class.in_turn(0, self._by_class.tenants(0))]
+            return self.first_classes(self.classes)
         return sorted([priority for priority, of in self._classes.items() if of.waiting])
 
     def first(self, priority: int) -> str | None:
@@ -173,6 +173,11 @@ class Shares:
         assert self._by_class is not None
         name = self._by_class.first(0)
         return None if name is None else int(name)
+
+    def first_classes(self, most: int) -> list[int]:
+        """Returns the first `most` classes in which tenants wait, in the order of their counters, which they have."""
+        assert self._by_class is not None
+        return [int(name) for name in self._by_class.in_turn(0, most)]
 
     def in_turn(self, priority: int, most: int) -> list[str]:
         """Returns the first `most` tenants that wait in a class, in the order of their counters."""

@@ -303,8 +303,8 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
 def test_classes_share_or_age_in_the_simulator_as_its_journal_says(
     params: dict[str, Any], ageing_s: float | None, least: int, most: int
 ) -> None:
-    """60 requests of either of two classes come at once. Of the 40 that are begun first a quarter are of the less urgent
-    class with a ratio of 3. With ageing all that wait are soon of one class.
+    """60 requests of either of two classes come at once. Of the 40 that are begun first a quarter are of the less
+    urgent class with a ratio of 3. With ageing all that wait are soon of one class.
     """
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=1e6), spec("d", Role.DECODE, 2, slots=2)),
