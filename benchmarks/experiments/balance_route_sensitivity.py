@@ -51,7 +51,8 @@ POOLS = (4.0, 32.0)
 
 
 def variants(quick: bool) -> list[Variant]:
-    made = [_variant(f"H {h}, gamma {g}", "br_h oracle", quick, horizon=h, gamma=g) for h, g in PAPER]
+    printed = f"{cluster.PRINTED} oracle"
+    made = [_variant(f"H {h}, gamma {g}", printed, quick, horizon=h, gamma=g) for h, g in PAPER]
     if quick:
         return made
     deployed = _config("br_h lightgbm", quick)

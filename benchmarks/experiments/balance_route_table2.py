@@ -4,7 +4,8 @@ The load per worker is constant: requests come at `OVERLOAD` times what G balanc
 with G. The paper's throughput at G = 16 is limited by its prefill (five nodes for twice the decode workers). Here
 prefill is never a limit, so only ratios at equal G can be compared. The trace is Table 1's `recurring-long`.
 
-`br_h` is the paper's own rule, `br_h_pool` its other reading (`balance_route_tuning`). `ours` aims at the mean load
+`br_h` is the paper's own rule, tuned (its beta is twice G), `br_h_printed` has the paper's gamma and beta, and
+`br_h_pool` is the other reading (`balance_route_tuning`). `ours` aims at the mean load
 instead of the heaviest of G workers, so that its imbalance need not grow with G; its beta is 3 for every G.
 `ours_leased` is the same with leases of 30 s that are renewed for 600 s at most.
 """
@@ -33,6 +34,7 @@ METHODS = (
     "br_0",
     "br_0_pool",
     "br_h oracle",
+    f"{cluster.PRINTED} oracle",
     "br_h_pool oracle",
     "ours oracle",
     LEASED,

@@ -46,7 +46,7 @@ RANGES: Mapping[str, Mapping[str, Sequence[float]]] = {
         "warm_quantile": (0.6, 0.8, 0.95),
         "gain": (0.1, 0.3),
         "forecast.level_gain": (0.15, 0.3),
-        "forecast.drift": (0.01, 0.1, 1.0),
+        "forecast.drift": (0.003, 0.01, 0.1, 1.0),
         "forecast.damping": (0.8, 0.9),
         "margins.share": (0.9, 0.95, 0.99),
         "margins.deviations": (1.0, 2.0),

@@ -37,7 +37,8 @@ def test_runs_are_of_the_training_part_and_differ_in_window_and_reading_only() -
     configs = [v.config for v in tuning.variants(False) if not tried(v.name)]
     for config in configs:
         params = {k: v for k, v in config["params"].items() if k not in ("window", "pool_wide")}
-        assert params == cluster.PAPERS_OWN
+        tuned = {"gamma": 0.7, "beta": 16.0} if config["policy"] == "balance_route_h" else {}
+        assert params == {"ageing_s": None, **tuned}
     read = {(c["case"], c["policy"], c["params"]["window"], c["params"]["pool_wide"]) for c in configs}
     assert len(read) == len(configs) == len(tuning.CASES) * len(tuning.METHODS) * (len(tuning.WINDOWS) + 1)
 
@@ -95,10 +96,21 @@ def test_the_value_in_use_is_compared_with_the_best_of_its_parameter(
     assert row.note == f"best: {best}, in use: 3.0"
 
 
+TUNED = {"gamma": 0.7, "beta": 16.0}
+
+
 @pytest.mark.parametrize(
-    ("method", "wide"), [("br_0", False), ("br_0_pool", True), ("br_h_pool oracle", True)]
+    ("method", "wide", "tuned"),
+    [
+        ("br_0", False, {}),
+        ("br_0_pool", True, {}),
+        ("br_h oracle", False, TUNED),
+        ("br_h_pool oracle", True, TUNED),
+        ("br_h_printed oracle", False, {}),
+    ],
 )
-def test_tables_have_the_tuned_windows(method: str, wide: bool) -> None:
+def test_tables_have_the_tuned_values_and_once_the_printed_ones(
+    method: str, wide: bool, tuned: dict[str, float]
+) -> None:
     params = cluster.config_of("recurring-long", method, 8, quick=True)["params"]
-    rule = method.partition(" ")[0].removesuffix("_pool")
-    assert params == {**cluster.PAPERS_OWN, "window": cluster.TUNED[rule], "pool_wide": wide}
+    assert params == {"ageing_s": None, "window": 12, "pool_wide": wide, **tuned}
