@@ -371,6 +371,29 @@ def test_numbers_of_engines_are_planned_set_and_refused_in_the_servers_words(
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("below its group's min of 2")
 
 
+def test_a_number_typed_the_moment_the_dialog_closes_stays(serve: Serve, opening: Opening) -> None:
+    opened = opening(serve())
+    opened.go("control")
+    page = opened.page
+    number = page.get_by_label("engines of decode")
+    number.fill("9")
+    page.get_by_role("button", name="Set these numbers").click()
+    page.evaluate(
+        """() => new MutationObserver((_, observer) => {
+            if (document.querySelector("dialog")) return;
+            observer.disconnect();
+            const number = document.querySelector("[aria-label='engines of decode']");
+            number.value = "7";
+            number.dispatchEvent(new Event("input", { bubbles: true }));
+        }).observe(document.body, { childList: true, subtree: true })"""
+    )
+    page.get_by_role("dialog").get_by_role("button", name="Set").click()
+    expect(number).to_have_value("7")
+    page.wait_for_timeout(500)  # what the page does after it has drawn is over by then
+    expect(number).to_have_value("7")
+    expect(page.get_by_role("button", name="Set these numbers")).to_be_enabled()
+
+
 def test_bounds_and_the_warm_pool_are_planned_and_set_and_never_with_numbers(
     serve: Serve, opening: Opening
 ) -> None:

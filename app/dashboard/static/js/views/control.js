@@ -1,6 +1,6 @@
 // Control: policies, numbers of engines, single engines. Each change shows before and after, asks, and can be undone.
 
-import { html, useEffect, useState } from "../lib.js";
+import { html, useState } from "../lib.js";
 import { get, post, put } from "../api.js";
 import { differences, same, textOf, typeOf, valueOf } from "../forms.js";
 import { stateOf } from "../feed.js";
@@ -140,13 +140,15 @@ const some = (order) => Object.keys(order).length > 0;
 function Scaling({ may, done, onChanged }) {
   const read = useRead(() => get("/api/scale"), done, 5000);
   const [texts, setTexts] = useState({}); // what was typed: "decode" is a number of engines, "decode.max" a bound
-  const [plan, setPlan] = useState(null);
+  const [planned, setPlanned] = useState(null); // what a dry run answered, and after how many changes
   const [ask, setAsk] = useState(null);
   const [busy, error, run] = useChange();
-  useEffect(() => {
+  const plan = planned?.done === done ? planned.answer : null; // a later change has made another plan
+  // at once, not in an effect: an effect may come after the user's next key, and would take it away
+  const ordered = (change) => {
     setTexts({});
-    setPlan(null);
-  }, [done]);
+    onChanged(change);
+  };
   if (read.error?.status === 404) return html`<${Panel} title="Numbers of engines"><${Absent} what="No autoscaler runs, so numbers are those of the configuration." why=${read.error.message} /><//>`;
   return html`<${Panel} title="Numbers of engines"><${Read} read=${read} what="Asking the autoscaler">${(scale) => {
     const present = (group) => group.wanted ?? group.active;
@@ -165,7 +167,7 @@ function Scaling({ may, done, onChanged }) {
       value=${texts[at] ?? ""} onInput=${(e) => setTexts({ ...texts, [at]: e.target.value })} />`;
     const dry = async () => {
       const answer = await run(() => put("/api/scale", { ...order, plan: true }));
-      if (answer) setPlan(answer);
+      if (answer) setPlanned({ done, answer });
     };
     const set = () => setAsk({
       title: "Set numbers of engines", confirm: "Set", act: () => put("/api/scale", order),
@@ -202,7 +204,7 @@ function Scaling({ may, done, onChanged }) {
         <button type="button" class="primary" ...${only(may, bad || !some(counts))} onClick=${set}>Set these numbers</button>
       </div>
       <${Plan} scale=${plan ?? scale} dry=${plan !== null} />
-      ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}`;
+      ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${ordered} />`}`;
   }}<//><//>`;
 }
 
