@@ -104,12 +104,14 @@ ingress:
 FAIRNESSES = """
 The fairness policy says whose request is next, in the queue before prefill and in the pool of computed prompts. The
 class of a request comes first (`priority`), then the shares of the tenants in the class, then the routing policy, which
-chooses among what is within its share. What the admission policy does with late requests it does inside one tenant's
-queue, and it expects a wait by the tenant's share.
+chooses among what is within its share. A more urgent class gets all while something of it waits, or with `class_ratio`
+this many times as much as the next one; with strict classes `router.dispatch.class_ageing_s` keeps the others from
+waiting without end. What the admission policy does with late requests it does inside one tenant's queue, and it expects
+a wait by the tenant's share.
 
 A tenant is that of the API key. Where keys are off it is the request's `user`, else the address of its client; nobody
 checks a user's name, so whoever makes up names has a share for each. A key's `weight` is its tenant's share against
-others. `sluice explain` shows the counters of the tenants that waited at a decision.
+others. `sluice explain` shows the counters of the tenants and classes that waited at a decision.
 
 Default: `vtc`. In simulation modest tenants beside a greedy one got their shares with it at every load. With admission
 `by_wait` a tenant that asks for little more than its share gets a little less, because some of its requests would miss

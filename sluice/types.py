@@ -568,7 +568,9 @@ class Admission(Result):
 class Turn(Result):
     """The shares by which it was a request's turn. `counter` is the service that `tenant` had got before, and `cost`
     what the decision adds, both in weighted tokens for each unit of the tenant's weight. `tenants` waited in the class;
-    `others` are those of them with the least counters.
+    `others` are those of them with the least counters. `classes` are counters of classes by priority, for each unit of
+    a class's weight: first that of the request, then the least of those that waited; it is empty where classes have no
+    counters.
     """
 
     tenant: str
@@ -576,6 +578,16 @@ class Turn(Result):
     cost: float = 0.0
     tenants: int = 0
     others: dict[str, float] = Field(default_factory=dict)
+    classes: dict[str, float] = Field(default_factory=dict)
+
+
+class Aged(Result):
+    """The change of a request's priority because it waited long: `asked` is the one that it came with, and `served_as`
+    the one as which the decision was made.
+    """
+
+    asked: int
+    served_as: int
 
 
 class Decision(Result):
@@ -585,7 +597,8 @@ class Decision(Result):
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
     prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
     with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved. `admission` is there where the
-    admission policy has judged the request, and `turn` where requests of other tenants waited too.
+    admission policy has judged the request, `turn` where requests of other tenants or of other classes with counters
+    waited too, and `aged` where the request's priority had been raised.
     """
 
     attempt_id: str
@@ -602,6 +615,7 @@ class Decision(Result):
     retry_after_s: float | None = None
     admission: Admission | None = None
     turn: Turn | None = None
+    aged: Aged | None = None
     quarantined: dict[str, str] = Field(default_factory=dict)
 
 

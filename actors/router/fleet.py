@@ -118,13 +118,18 @@ class FleetReport:
         return FleetLoad(seen.regime.value, seen.prefill_mean, seen.decode_mean, seen.idle)
 
     def _waits(self) -> dict[str, float]:
-        """Returns the figures of what waits: the bound of the queue, the age of the oldest pool entry, and the largest
-        share of an entry's lease that has passed since it was granted or last renewed.
+        """Returns the figures of what waits: the sizes of the queue and their bounds, the age of the oldest pool entry,
+        and the largest share of an entry's lease that has passed since it was granted or last renewed.
         """
         now_s, entries = clock_s(), self._dispatcher.state.waiting()
+        dispatcher = self._dispatcher
+        most_tokens = dispatcher.config.max_queue_tokens
         used = (_used_share(entry, now_s) for entry in entries)
-        return {
-            "queue_limit": float(self._dispatcher.config.max_queue),
+        tokens = {} if most_tokens is None else {"queue_limit_tokens": float(most_tokens)}
+        return tokens | {
+            "queued_sequences": float(dispatcher.queued_sequences),
+            "queued_tokens": float(dispatcher.queued_tokens),
+            "queue_limit": float(dispatcher.config.max_queue),
             "pool_oldest_seconds": max((now_s - entry.entered_s for entry in entries), default=0.0),
             "pool_lease_used_ratio": max(used, default=0.0),
         }
@@ -147,6 +152,7 @@ class FleetReport:
         gauges |= self._waits() | {"engine_silence_seconds_max": self._engines.longest_silence_s()}
         sharing = self._dispatcher.sharing
         totals |= {"turns_among_tenants": float(sharing.turns)}
+        totals |= {"raised_by_age": float(self._dispatcher.raised)}
         gauges |= {f"tenants_waiting_{place}": float(n) for place, n in sharing.tenants.items()}
         load = self._load()
         gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}

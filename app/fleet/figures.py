@@ -45,7 +45,13 @@ ROUTER: dict[str, Metric] = _listed(
     "router", gauge, "",
     ("queued", "prompts", "Prompts that wait for a prefill worker."),
     ("pool", "prompts", "Finished prefills that wait for a decode worker."),
-    ("queue_limit", "prompts", "Most prompts that may wait for a prefill worker (`router.dispatch.max_queue`)."),
+    ("queued_sequences", "sequences", "Sequences of the prompts that wait for a prefill worker."),
+    ("queued_tokens", "tokens", "Tokens of the prompts that wait for a prefill worker."),
+    ("queue_limit", "sequences",
+        "Most sequences whose prompts may wait for a prefill worker (`router.dispatch.max_queue`)."),
+    ("queue_limit_tokens", "tokens",
+        "Most tokens of prompts that may wait for a prefill worker (`router.dispatch.max_queue_tokens`); "
+        "absent without this bound."),
     ("pool_oldest_seconds", "seconds", "Time for which the oldest finished prefill has waited in the prompt pool."),
     ("pool_lease_used_ratio", "share of 1",
         "Largest share of the lease of a finished prefill in the pool that has passed since it was granted or last "
@@ -108,8 +114,11 @@ ROUTER: dict[str, Metric] = _listed(
         "there is no prefill worker), `decode_` and the policy's reason, `reject_` and that of the dispatcher or "
         "of the admission policy (`ttft_objective`, `tpot_objective`, `late`).", "decision"),
     ("turns_among_tenants", "decisions",
-        "Decisions for which requests of several tenants waited in the same class, so that their shares said whose "
-        "turn it was; 0 with the fairness policy `none`."),
+        "Decisions for which requests of several tenants waited in the same class, or of several classes that share, "
+        "so that their shares said whose turn it was; 0 with the fairness policy `none`."),
+    ("raised_by_age", "changes",
+        "Changes of a request's priority to that of a more urgent class, because it had waited long "
+        "(`router.dispatch.class_ageing_s`)."),
     (r"quarantines_(\w+)", "quarantines",
         "Quarantines of workers that began, by reason: `failing`, or the figure by which a worker was slow "
         "(`slow_prefill`, `slow_admission`, `slow_decode`).", "reason"),

@@ -87,8 +87,10 @@ class IngressConfig:
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
     replicas: Annotated[int, Whole(1)] = 1
     """Replicas of the ingress. Without a router each counts on its share of every engine's slots and KV."""
-    fallback_queue: Annotated[int, Whole(1, unit="requests")] = 1024
-    """Requests of this replica that may wait for a prefill engine while there is no router."""
+    fallback_queue: Annotated[int, Whole(1, unit="sequences")] = 1024
+    """Sequences of this replica's requests that may wait for a prefill engine while there is no router; a request has
+    one for each of its choices.
+    """
     fallback_wait_s: Annotated[float, Number(above=0, unit="s")] = 60.0
     """Longest wait for room at an engine while there is no router; after it a request is rejected with 503."""
     expects_prefill: bool = False

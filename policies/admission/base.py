@@ -121,7 +121,8 @@ class Outlook:
     """The service of the fleet. A tier of None has no worker that takes work.
 
     `urgent_tokens_per_s` and `urgent_sequences_per_s` are the prompt tokens and sequences per second that have come of
-    late and are more urgent than the request that is judged. While the fleet `sleeps`, or wakes, nothing is expected.
+    late and are more urgent than the request that is judged; 0 where classes share, because `Case.queued` and
+    `Case.without_slot` count then what comes. While the fleet `sleeps`, or wakes, nothing is expected.
     """
 
     prefill: PrefillTier | None = None

@@ -13,9 +13,11 @@
 All rates are measured (`rates`); output_tokens is the mean forecast of the sequences before it, or where there is no
 predictor what ended sequences had. z is `deviations`: departures come at random, so that the wait for e of them has a
 deviation of about sqrt(e) gaps. More urgent requests that come later overtake it; what they take of the service, by
-what came of late, is no longer there for it (as in a queue with priorities, Cobham 1954). On a colocated worker the
-request waits for a slot first and computes its prompt there, so queue_s is slot_s, and there is no pool and transfer.
-A term of which nothing was measured yet counts as 0: what it takes shows when the request has its turn.
+what came of late, is no longer there for it (as in a queue with priorities, Cobham 1954). Where classes share
+(`class_ratio` of the fairness policy) this rate counts as 0: what waits in another class, or is expected to come there
+until the request is late, counts as before it, but no more than that class gets by its weight. On a colocated worker
+the request waits for a slot first and computes its prompt there, so queue_s is slot_s, and there is no pool and
+transfer. A term of which nothing was measured yet counts as 0: what it takes shows when the request has its turn.
 
 A request is judged again when it has its turn, and while it waits in the pool: what cannot make its objective any more
 is shed, before more is spent on it. A request that would wait in the pool for longer than `hold_s` with its prompt

@@ -31,6 +31,16 @@ class PrefixFetch:
 
 
 @record
+class Aged:
+    """The change of a request's priority because it has waited long (`DispatchConfig.class_ageing_s`): the one that it
+    came with, and the one as which it is served.
+    """
+
+    asked: int
+    served_as: int
+
+
+@record
 class RoutePrefill:
     """The order to compute the prompt of `attempt_id` on the chosen worker."""
 
@@ -48,8 +58,10 @@ class RoutePrefill:
     """The judgement by which the request had its turn; None where the admission policy takes everything."""
     turn: Turn | None = None
     """The shares by which it had its turn; None where no other tenant waited in the queue, and with the fairness policy
-    `none`.
+    `none`. Where classes have counters, other classes count as other tenants do.
     """
+    aged: Aged | None = None
+    """The change of its priority by ageing; None where there was none."""
 
 
 @record
@@ -65,16 +77,17 @@ class RouteDecode:
     kv_due_s: float | None = None
     """Seconds from the decision in which the KV must be on the chosen worker (`policies.dispatch.kv_deadline`)."""
     turn: Turn | None = None
-    """The shares by which it had its turn; None where no other tenant waited in the pool, and with the fairness policy
-    `none`.
-    """
+    """The shares by which it had its turn, as in `RoutePrefill`; None where no other tenant waited in the pool."""
+    aged: Aged | None = None
+    """The change of its priority by ageing; None where there was none."""
 
 
 @record
 class Reject:
     """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status, and
     `detail` says more than `reason` where there is more to say. `admission` is the judgement of the admission policy
-    that refused it; None where another rule did. `turn` says which tenants were before it, as in `RoutePrefill`.
+    that refused it; None where another rule did. `turn` says which tenants were before it, and `aged` how its priority
+    has changed, as in `RoutePrefill`.
     """
 
     attempt_id: RequestId
@@ -84,6 +97,7 @@ class Reject:
     detail: str = ""
     admission: Judgement | None = None
     turn: Turn | None = None
+    aged: Aged | None = None
 
 
 Action = RoutePrefill | RouteDecode | Reject

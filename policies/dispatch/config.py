@@ -24,10 +24,21 @@ def _by_lease_or_slo(entry: PoolEntry) -> float:
 class DispatchConfig:
     """Limits of the dispatcher. Times are in seconds. Raises ValueError for a value out of range."""
 
-    max_queue: Annotated[int, Whole(1, unit="requests")] = 1024
-    """Most requests that may wait for a prefill worker. When one more comes, the least urgent is rejected with 429."""
+    max_queue: Annotated[int, Whole(1, unit="sequences")] = 1024
+    """Most sequences whose requests may wait for a prefill worker; a request has one for each of its choices. When more
+    come, those that would be served last are rejected with 429. A request that waits alone is never too large.
+    """
+    max_queue_tokens: Annotated[int, Whole(1, unit="tokens")] | None = None
+    """Most prompt tokens of requests that may wait for a prefill worker, by the rule of `max_queue`; null sets no
+    bound.
+    """
     queue_timeout_s: Annotated[float, Number(above=0, unit="s")] = 60.0
     """Longest wait for a prefill worker; after it a request is rejected with 503."""
+    class_ageing_s: Annotated[float, Number(above=0, unit="s")] | None = None
+    """Time in the queue, or in the pool, after which a request is served as one of the next more urgent class in which
+    something waits there, and again after each further such time; null: never. It is for classes of which the more
+    urgent one gets all; see also `class_ratio` of the fairness policy.
+    """
     # ASSUMPTION: BalanceRoute D.1 has "a configurable threshold" and gives no value
     kv_high_water: Annotated[float, Number(above=0, high=1)] = 0.9
     """Share of a prefill worker's KV above which no prompt is sent to it."""

@@ -24,17 +24,20 @@ that these rules allow:
   worker with KV room for what the prompt adds, even if that has no free slot, but only if it has fewer than
   `overcommit_slots` sequences beyond its slots. Without such a worker it is prefilled once more (at most `max_prefills`
   times in all) or rejected with 503.
-- A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
-  rejected with 503.
+- A queue that is full, of sequences or of prompt tokens, rejects with 429 what would be served last (for `none` the
+  newest of the least urgent class). A request that waited longer than `queue_timeout_s` is rejected with 503.
 - Fairness (`sharing`): where requests of several tenants wait in a class, the one with the least counter has its turn,
-  and the decode policy sees the pool entries of tenants within their share only, unless none of them fits anywhere. A
-  full queue rejects the request that would be served last. With the policy `vtc` a request of several choices begins
+  and the decode policy sees the pool entries of tenants within their share only, unless none of them fits anywhere. So
+  it is with classes if they have counters (`class_ratio`). With the policy `vtc` a request of several choices begins
   with the slots that are free. The policy `none` does none of this.
+- Ageing (`ageing`): with `class_ageing_s` a request that has waited for this time in the queue, or in the pool, is
+  raised to the next more urgent class in which something waits there.
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
   While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
   that is not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
 
-Entries are served by (priority, tenant's counter, arrival), in the pool those first whose prefill worker drains.
+Entries are served by (priority or counter of the class, tenant's counter, arrival), in the pool those first whose
+prefill worker drains.
 Nothing overtakes the head of the prefill queue, unless no ready worker serves its mode, or with `vtc`, unless only some
 workers do: then it waits aside, and is tried again at each tick and each change of the workers, and with `vtc` when
 room was freed. In the pool an entry that fits nowhere is passed over until it starves (`starvation_s`); then nothing
@@ -70,7 +73,8 @@ from collections.abc import Mapping, Sequence
 from policies.admission.base import ADMITTED, AdmissionPolicy, Judgement, Verdict
 from policies.admission.open import Open
 from policies.admission.registry import admission_policy
-from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.actions import Action, Aged, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.ageing import AgeWatch
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.feasibility import (
     FeasibleEntries,
@@ -151,6 +155,9 @@ class Dispatcher:
         self._stuck_head: Request | None = None
         """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
+        self.raised = 0
+        """Number of changes of a request's priority because it had waited long."""
+        self._queue_ages, self._pool_ages = AgeWatch(self._queued_since), AgeWatch(self._pooled_since)
         self._lending = Lending(self.state)
         self._rescuing = False
         """Whether `tick_admissions` stopped the rescue of leases; the next event then resumes it."""
@@ -177,6 +184,16 @@ class Dispatcher:
     def queue_size(self) -> int:
         """Number of requests that wait for a prefill worker."""
         return len(self._queue)
+
+    @property
+    def queued_sequences(self) -> int:
+        """Number of sequences of the requests that wait for a prefill worker."""
+        return self._queue.sequences
+
+    @property
+    def queued_tokens(self) -> int:
+        """Number of prompt tokens of the requests that wait for a prefill worker."""
+        return self._queue.prompt_tokens
 
     @property
     def oldest_queued_s(self) -> float | None:
@@ -243,9 +260,14 @@ class Dispatcher:
     def _decide(self, event: ev.Event, revived: bool, actions: list[Action]) -> None:
         """Decides what the event made possible. `revived` says that a report ended the silence of its worker."""
         now_s = event.now_s
+        age_s = self.config.class_ageing_s
+        if age_s is not None and isinstance(event, ev.Tick):
+            self._age(now_s, age_s)
         entered = self.state.take_entered()
         if entered:
             self._leases.add(entered, self.config.lease_margin_s)
+            if age_s is not None:
+                self._watch_pool(entered, now_s, age_s)
         changed = self._workers_changed(now_s)
         retry_all = changed or revived or isinstance(event, _RETRY_ALL)
         self._take_in(event, now_s, actions)
@@ -265,6 +287,51 @@ class Dispatcher:
             self._scan.scan(
                 room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
             )
+
+    def _age(self, now_s: float, age_s: float) -> None:
+        """Raises requests that have waited long. Time for which the fleet slept does not count."""
+        if self._standby.wakes:
+            return
+        most, queued, pooled = self.config.tick_entries, self._queue_ages, self._pool_ages
+        for request, since_s, priority in queued.due(now_s, self._queue.priorities, most):
+            if now_s < self._woken_s + age_s:
+                queued.add(request, since_s, self._woken_s + age_s)
+                continue
+            raised = self._raise(request, now_s, priority)
+            self._sharing.change_class(raised)
+            queued.add(raised, since_s, now_s + age_s)
+        for request, _, priority in pooled.due(now_s, self.state.pooled_priorities, most):
+            # it comes into the pool anew, and is watched as such
+            self._raise(request, now_s, priority)
+        queued.tidy(len(self._queue))
+        pooled.tidy(self.state.pool_size)
+
+    def _watch_pool(self, entered: list[PoolEntry], now_s: float, age_s: float) -> None:
+        """Watches the age of entries that came into the pool. One that was raised before is raised again later."""
+        for entry in entered:
+            since_s = entry.entered_s if self._aged(entry.request) is None else now_s
+            self._pool_ages.add(entry.request, entry.entered_s, since_s + age_s)
+
+    def _raise(self, request: Request, now_s: float, priority: int) -> Request:
+        """Changes the priority of a request that waits, and returns the request as it is from now on."""
+        self.raised += 1
+        self.state.apply(ev.Aged(now_s, request.attempt_id, priority))
+        raised = self.state.request(request.attempt_id)
+        assert raised is not None
+        return raised
+
+    def _queued_since(self, attempt_id: RequestId) -> tuple[Request, float] | None:
+        request = self._queue.find(attempt_id)
+        return None if request is None else (request, request.arrived_s)
+
+    def _pooled_since(self, attempt_id: RequestId) -> tuple[Request, float] | None:
+        entry = self.state.find_waiting(attempt_id)
+        return None if entry is None else (entry.request, entry.entered_s)
+
+    def _aged(self, request: Request) -> Aged | None:
+        """Returns how the priority of a request has changed by ageing."""
+        asked = self.state.asked_priority(request.attempt_id)
+        return None if asked is None else Aged(asked, request.terms.priority)
 
     def _take_in(self, event: ev.Event, now_s: float, actions: list[Action]) -> None:
         """Changes the queue by the event: by a request that came or ended, or by the time that has passed."""
@@ -295,6 +362,7 @@ class Dispatcher:
             fairness = fairness_policy(event.fairness.name, event.fairness.params)
         config = self.config.changed(event.dispatch)
         check_overcommit(decode, config.overcommit_slots_of(decode))
+        ageing = config.class_ageing_s != self.config.class_ageing_s
         self.config, self.prefill, self.decode, self.admission = config, prefill, decode, admission
         self._gate.change(admission)
         if fairness != self.fairness:
@@ -302,6 +370,10 @@ class Dispatcher:
             self._sharing.change(fairness)
         self._settle()
         self._leases.restart(self.config.lease_margin_s)
+        if ageing:
+            queued, pooled = self._queue.waiting(), self.state.waiting()
+            self._queue_ages.restart([(one, one.arrived_s) for one in queued], config.class_ageing_s)
+            self._pool_ages.restart([(one.request, one.entered_s) for one in pooled], config.class_ageing_s)
         self.state.limit_outliers(self.config.outlier_limits)
 
     def _settle(self) -> None:
@@ -364,11 +436,16 @@ class Dispatcher:
 
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
         self._sharing.push(request)
-        if len(self._queue) > self.config.max_queue:
-            refused = self._queue.least_urgent()
-            actions.append(self._reject(refused, 429, "queue_full", now_s))
-            if refused == request.attempt_id:
+        most_tokens = self.config.max_queue_tokens
+        limit = math.inf if most_tokens is None else most_tokens
+        if self._queue.sequences > self.config.max_queue or self._queue.prompt_tokens > limit:
+            refused = self._queue.beyond(self.config.max_queue, limit, request)
+            actions.extend([self._reject(one, 429, "queue_full", now_s) for one in refused])
+            if request.attempt_id in refused:
                 return
+        if self.config.class_ageing_s is not None:
+            due_s = request.arrived_s + self.config.class_ageing_s
+            self._queue_ages.add(request, request.arrived_s, due_s)
         if self._gate.watches:
             judgement = self._gate.arrived(request, self.state.snapshot(now_s, ()), self._fleet())
             if judgement.verdict is Verdict.REFUSE:
@@ -410,13 +487,14 @@ class Dispatcher:
     def _reject(
         self, attempt_id: RequestId, status: int, reason: str, now_s: float, detail: str = ""
     ) -> Reject:
-        turn = self._sharing.refused(attempt_id)
+        turn, request = self._sharing.refused(attempt_id), self.state.request(attempt_id)
+        aged = None if request is None else self._aged(request)
         self._queue.remove(attempt_id)
         if self._sharing.counts:
             self._sharing.closed(attempt_id, 0, finished=False)
         self.state.apply(ev.Closed(now_s, attempt_id, "rejected"))
         wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
-        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail, turn=turn)
+        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)), detail, turn=turn, aged=aged)
 
     def _isolate(self, attempt_id: RequestId, policy: str, error: Exception, now_s: float) -> Reject:
         """Rejects the request at which a policy raised an exception, and keeps the exception for `handle`."""
@@ -518,8 +596,9 @@ class Dispatcher:
         turn = self._sharing.prefill_routed(request, worker.id) if self._sharing.counts else None
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated, fetches))
         waited_s = snapshot.now_s - request.arrived_s
+        aged = self._aged(request)
         return RoutePrefill(
-            request.attempt_id, decision, colocated, degraded, waited_s, prefix, judgement, turn
+            request.attempt_id, decision, colocated, degraded, waited_s, prefix, judgement, turn, aged
         )
 
     def _prefill_probe(self, request: Request, snapshot: Snapshot) -> Worker | None:
@@ -680,7 +759,8 @@ class Dispatcher:
         self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
         decision, waited_s = assignment.decision, now_s - entry.entered_s
         due_s = kv_due_s(entry, decision, now_s, self.config.lease_margin_s)
-        return RouteDecode(assignment.attempt_id, decision, waited_s, intent, due_s, turn)
+        aged = self._aged(entry.request)
+        return RouteDecode(assignment.attempt_id, decision, waited_s, intent, due_s, turn, aged)
 
     # ---------------------------------------------------------------------------------------------------- leases
 

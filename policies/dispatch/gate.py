@@ -23,10 +23,15 @@ from policies.state.reducer import ClusterState
 from policies.state.standby import Standby
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker, WorkerId
-from policies.state.waiting import NOTHING
+from policies.state.waiting import NOTHING, Backlog
 
 FADES_S = 10.0
 """Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
+
+PER_S = math.log(2.0) / FADES_S
+"""The rate of arrivals for each unit of their sum, which fades: at a constant rate it is the rate times h / ln 2, where
+h is the half-life.
+"""
 
 
 class Arrivals:
@@ -47,9 +52,16 @@ class Arrivals:
         """Returns the prompt tokens and sequences per second of requests that are more urgent than this priority."""
         self._fade(now_s)
         urgent = [self._of[one] for one in sorted(self._of) if one < priority]
-        # a sum that fades with the half-life h, of a constant rate, is the rate times h / ln 2
-        per_s = math.log(2.0) / FADES_S
-        return per_s * sum(tokens for tokens, _ in urgent), per_s * sum(sequences for _, sequences in urgent)
+        return PER_S * sum(tokens for tokens, _ in urgent), PER_S * sum(sequences for _, sequences in urgent)
+
+    def within(self, seconds: float, now_s: float) -> dict[int, Backlog]:
+        """Returns what is expected to come in this time, by priority."""
+        self._fade(now_s)
+        share = PER_S * seconds
+        return {
+            priority: Backlog(0, math.ceil(share * tokens), math.ceil(share * sequences))
+            for priority, (tokens, sequences) in sorted(self._of.items())
+        }
 
     def _fade(self, now_s: float) -> None:
         if self._at_s is not None and now_s > self._at_s:
@@ -94,7 +106,7 @@ class Gate:
             Moment.ARRIVAL,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
-            self._state.queued_before(request),
+            self._state.queued_before(request, self._coming(request, snapshot.now_s)),
             self._state.without_slot_before(request),
             self._committed(request, 0),
         )
@@ -108,7 +120,7 @@ class Gate:
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
             NOTHING,
-            self._state.without_slot_before(request),
+            self._state.without_slot_before(request, self._coming(request, snapshot.now_s)),
             self._committed(request, 0),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
@@ -129,6 +141,17 @@ class Gate:
         """Counts a request that was admitted, for those that it will overtake."""
         self._arrivals.add(request, now_s)
 
+    def _coming(self, request: Request, now_s: float) -> dict[int, Backlog] | None:
+        """Returns what is expected to come until the request is late, by priority, where classes share; else None.
+
+        Of other classes a request waits for no more than a share then (`Waiting.before`), so no rate of theirs lowers
+        the service that is left for it, as the rate of more urgent classes does where they get all.
+        """
+        if not self._state.shares_among_classes:
+            return None
+        budget_s = request.terms.ttft_slo_s
+        return self._arrivals.within(FADES_S if budget_s is None else budget_s, now_s)
+
     def _committed(self, request: Request, prefills: int) -> bool:
         return request.again or self._state.prefills(request.attempt_id) > prefills
 
@@ -138,7 +161,9 @@ class Gate:
         pools, stale_s = fleet.pools, fleet.status_stale_s
         if fleet.standby.wakes or not pools.any_ready:
             return Outlook(sleeps=True)
-        urgent = self._arrivals.above(request.terms.priority, snapshot.now_s)
+        urgent = (0.0, 0.0)
+        if not self._state.shares_among_classes:
+            urgent = self._arrivals.above(request.terms.priority, snapshot.now_s)
         usual = snapshot.usual_output_tokens
         # a snapshot has the workers of the one before as long as none has changed
         made_of = (snapshot.workers, pools, snapshot.now_s, usual, stale_s)

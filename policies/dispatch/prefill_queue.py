@@ -1,13 +1,16 @@
 """The queue of requests that wait for a prefill worker: by class, then by the tenant's counter, then by arrival.
 
 A class is a priority. The fairness policy says whose a request is and which tenant has its turn (`policies.fairness`);
-with `none`, and before requests of several tenants have come, all are one tenant's. A request that is set aside keeps
-its place, but is not the head: it lets the others pass until `call_back`.
+with `none`, and before requests of several tenants have come, all are one tenant's. Where classes have counters
+(`VirtualTokenCounter.class_ratio`) the class with the least one goes first, else the most urgent one. A request that is
+set aside keeps its place, but is not the head: it lets the others pass until `call_back`.
 """
 
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
@@ -31,7 +34,7 @@ class _Line:
 
 
 class PrefillQueue:
-    """The queue. The head, the newest and the least urgent request are found in O(log tenants).
+    """The queue. The head, the newest and the last request are found in O(log tenants).
 
     Without `shares` all requests are those of one tenant, whose name is "".
     """
@@ -44,6 +47,10 @@ class PrefillQueue:
         self._policy = policy or NoFairness()
         self._shares = shares
         self._waiting: dict[RequestId, tuple[Request, float]] = {}  # with its cost
+        self.sequences = 0
+        """The sequences of all requests that wait: one for each of their choices."""
+        self.prompt_tokens = 0
+        """The prompt tokens of all requests that wait."""
         self._aside: set[RequestId] = set()
         self._lines: dict[int, dict[str, _Line]] = {}
         self._classes: list[int] = []  # of lines, ascending
@@ -70,6 +77,8 @@ class PrefillQueue:
         if attempt_id in self._waiting:
             self._take_out(attempt_id)
         self._waiting[attempt_id] = request, cost
+        self.sequences += request.slots
+        self.prompt_tokens += request.prompt_tokens
         priority, tenant = request.terms.priority, self.tenant(request)
         lines = self._lines.get(priority)
         if lines is None:
@@ -96,6 +105,8 @@ class PrefillQueue:
 
     def _take_out(self, attempt_id: RequestId) -> None:
         request, cost = self._waiting[attempt_id]
+        self.sequences -= request.slots
+        self.prompt_tokens -= request.prompt_tokens
         priority, tenant = request.terms.priority, self.tenant(request)
         lines = self._lines[priority]
         line = lines[tenant]
@@ -117,10 +128,13 @@ class PrefillQueue:
             del self._lines[priority], self._classes[bisect_left(self._classes, priority)]
             self._ends.pop(priority, None)
 
-    def charge(self, priority: int, tenant: str, service: float) -> None:
-        """Adds service to the counter of a tenant in a class, or takes it back (`Shares.charge`); there are shares."""
+    def charge(self, priority: int, tenant: str, service: float, weight: float) -> None:
+        """Adds service to the counters of a tenant of this weight in a class, for each unit of it, and of the class, or
+        takes it back (`Shares.charge`); there are shares.
+        """
         assert self._shares is not None
         self._shares.charge(priority, tenant, service)
+        self._shares.charge_class(priority, service * weight)
         line = self._lines.get(priority, {}).get(tenant)
         if line is not None:
             self._rank(priority, tenant, line)
@@ -159,10 +173,21 @@ class PrefillQueue:
 
     def head(self) -> Request | None:
         """Returns the request to be served next; None when none waits, or only such as were set aside."""
+        shares = self._shares
+        if shares is not None and shares.weighted:
+            first = shares.first_class()
+            return None if first is None else self._head_of(first)
         for priority in self._classes:
-            tenant = "" if self._shares is None else self._shares.first(priority)
-            if tenant is not None and (ready := self._lines[priority][tenant].ready):
-                return next(iter(ready.values()))
+            head = self._head_of(priority)
+            if head is not None:
+                return head
+        return None
+
+    def _head_of(self, priority: int) -> Request | None:
+        """Returns the request of a class to be served next; None when only such wait as were set aside."""
+        tenant = "" if self._shares is None else self._shares.first(priority)
+        if tenant is not None and (ready := self._lines[priority][tenant].ready):
+            return next(iter(ready.values()))
         return None
 
     def newest(self, priority: int, tenant: str = "") -> Request | None:
@@ -176,12 +201,84 @@ class PrefillQueue:
         """Returns all requests that wait, in the order in which they were pushed."""
         return [request for request, _ in self._waiting.values()]
 
-    def least_urgent(self) -> RequestId:
-        """Returns the id of the request to be served last. Raises IndexError when the queue is empty."""
-        priority = self._classes[-1]
-        # where tenants have shares every line is ranked, so the first is not None
-        tenant = "" if self._shares is None else self._ends[priority].first() or ""
-        return next(reversed(self._lines[priority][tenant].every))
+    def find(self, attempt_id: RequestId) -> Request | None:
+        """Returns a request by its id; None when it does not wait."""
+        found = self._waiting.get(attempt_id)
+        return None if found is None else found[0]
+
+    @property
+    def priorities(self) -> list[int]:
+        """The classes in which requests wait, the most urgent one first."""
+        return list(self._classes)
+
+    def beyond(self, sequences: int, prompt_tokens: float, came: Request) -> list[RequestId]:
+        """Returns the ids of the requests that have to go for the request `came`, which is in the queue already, so
+        that no more than these sequences and prompt tokens wait: what would be served last, the last one first.
+
+        They are served after `came`; if these are not enough, `came` is the only one that has to go. Where more waited
+        before, because the bound has become smaller, no more than its own size has to go. One that waits alone may be
+        of any size.
+        """
+        if len(self) < 2:
+            return []
+        if came.slots > sequences or came.prompt_tokens > prompt_tokens:
+            return [came.attempt_id]
+        more = min(self.sequences - sequences, came.slots)
+        tokens = min(self.prompt_tokens - prompt_tokens, came.prompt_tokens)
+        gone: list[RequestId] = []
+        for request in self._from_the_end():
+            if more <= 0 and tokens <= 0:
+                break
+            if request is came:
+                return [came.attempt_id]
+            gone.append(request.attempt_id)
+            more -= request.slots
+            tokens -= request.prompt_tokens
+        return gone
+
+    def _from_the_end(self) -> Iterator[Request]:
+        """Yields the requests that wait, from the one to be served last on, while nothing changes."""
+        shares = self._shares
+        if shares is None or not shares.weighted:
+            for priority in reversed(self._classes):
+                yield from self._class_from_the_end(priority)
+            return
+        # the last is in the class whose counter will be the largest; of equal ones the least urgent has the last
+        costs = {p: sum([line.cost for line in self._lines[p].values()]) for p in self._classes}
+        ends = [(-shares.class_end(p, costs[p]), -p) for p in self._classes]
+        heapify(ends)
+        lines = {p: self._class_from_the_end(p) for p in self._classes}
+        while ends:
+            priority = -ends[0][1]
+            request = next(lines[priority], None)
+            if request is None:
+                heappop(ends)
+                continue
+            yield request
+            costs[priority] -= self._waiting[request.attempt_id][1]
+            heapreplace(ends, (-shares.class_end(priority, costs[priority]), -priority))
+
+    def _class_from_the_end(self, priority: int) -> Iterator[Request]:
+        """Yields the requests of a class, from the one to be served last on, while nothing changes."""
+        lines = self._lines[priority]
+        if self._shares is None:
+            yield from reversed(lines[""].every.values())
+            return
+        # every line is ranked, by minus the counter that its tenant will have when all of it has been served
+        first = next(reversed(lines[self._ends[priority].first() or ""].every.values()))
+        yield first
+        ends = self._ends[priority].ordered()
+        left = {name: reversed(line.every.values()) for name, line in lines.items()}
+        while ends:
+            key, at, name = ends[0]
+            request = next(left[name], None)
+            if request is None:
+                heappop(ends)
+                continue
+            if request is not first:
+                yield request
+            cost = self._waiting[request.attempt_id][1]
+            heapreplace(ends, (key + cost / lines[name].weight, at, name))
 
     def oldest_s(self) -> float | None:
         """Returns when the request that has waited longest arrived; None when the queue is empty."""

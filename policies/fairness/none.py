@@ -41,6 +41,10 @@ class NoFairness:
     def gang_slots(self) -> int | None:
         return None
 
+    @property
+    def class_ratio(self) -> float | None:
+        return None
+
     def tenant(self, request: Request) -> str:
         return ""
 

@@ -46,6 +46,12 @@ class Ranking:
             heapq.heappop(self._heap)
         return None
 
+    def ordered(self) -> list[tuple[float, int, str]]:
+        """Returns a heap of all names: by their keys, and of equal keys by when they were set."""
+        made = [(*by, name) for name, by in self._keys.items()]
+        heapq.heapify(made)
+        return made
+
     def firsts(self, most: int) -> list[str]:
         """Returns the `most` names with the least keys, in ascending order."""
         found: list[tuple[float, int, str]] = []

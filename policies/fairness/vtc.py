@@ -6,6 +6,8 @@
     c_u   = max(c_u, min c_i - credit)  when u begins to wait: over the tenants i that wait, or if none does, over the
                                         one that waited last
     c_u  += (cost - forecast) / w_u     when the request has ended
+    C_k  += cost / class_ratio ** -k    with a class_ratio, for the class k of the request: the class of argmin C_k is
+                                        next instead of the most urgent one
 
     n_p   tokens of the prompt to be computed: less those that the chosen worker has cached
     n_q   output tokens of all choices: a forecast at first, then what was generated
@@ -26,14 +28,21 @@ the pool the decode policy chooses among the entries of all tenants within `slac
 of those fits anywhere, among all. Idle tenants are forgotten, the longest idle first, when there are many
 (`shares.MOST_IDLE`).
 
+Classes are strict by default: while something of a more urgent class waits, nothing of another is served. With
+`class_ratio` they have counters as tenants have, with the same credit and slack, and what their requests cost counts
+for both. The pool then shows the decode policy the entries of one class only, the one whose turn it is, or all of them
+if none of these fits anywhere. Priorities beyond `policies.request.classes.MOST_STEPS` weigh as much as this one.
+
 As long as there was only one tenant, everything is as with `none`, but for requests of several choices: such a one
 begins as soon as `gang_slots` slots are free, and its other choices get the slots of that worker as they come, where
 `none` has it wait for all of them at once. A request that only some workers may serve is passed by while these are
 full.
 
 Claimed: the service of two tenants that wait all the time, for each unit of weight, differs by a bounded amount: the
-largest cost of a request, `slack_tokens`, `credit_tokens`, and the errors of forecasts of what is running.
-Not claimed: fairness between classes; fairness inside an engine, where requests of a batch run together.
+largest cost of a request, `slack_tokens`, `credit_tokens`, and the errors of forecasts of what is running. With
+`class_ratio` the same is true of two classes and their weights.
+Not claimed: fairness between classes without `class_ratio`; fairness inside an engine, where requests of a batch run
+together.
 """
 
 from dataclasses import dataclass
@@ -72,6 +81,11 @@ class VirtualTokenCounter:
     gang_slots: Annotated[int, Whole(1, unit="slots")] | None = 1
     """Free slots with which a request of several choices begins. With null it waits for slots for all its choices, and
     a request that only some workers may serve lets nothing pass while these are full, as with `none`.
+    """
+    class_ratio: Annotated[float, Number(low=1.0, high=1000.0)] | None = None
+    """How many times as much service a class gets as one whose priority is larger by 1, while both wait: with 4,
+    `interactive` gets 4 times as much as `standard`, and 16 times as much as `batch`. With null the most urgent class
+    gets all.
     """
     name: str = "vtc"
     paper: ClassVar[str] = "Sheng et al., OSDI 24"

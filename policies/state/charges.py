@@ -67,6 +67,8 @@ class LiveRequest:
     """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
     hit_blocks: dict[WorkerId, int] = field(default_factory=dict)
     """Blocks at the prompt's head that the request shares with others, by worker (`held_blocks`)."""
+    asked_priority: int | None = None
+    """The priority with which the request came, if ageing has changed it since; `request` has the present one."""
 
     @property
     def colocated(self) -> bool:

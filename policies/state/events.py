@@ -126,6 +126,17 @@ class DecodeRouted:
 
 
 @record
+class Aged:
+    """A request that waits in the queue or in the pool is served as one of another priority from now on, because it has
+    waited long (`DispatchConfig.class_ageing_s`).
+    """
+
+    now_s: float
+    attempt_id: RequestId
+    priority: int
+
+
+@record
 class Admitted:
     """The worker that decodes the request has a slot and the KV; a prefill worker's copy has been freed."""
 
@@ -299,6 +310,7 @@ Event = (
     | PrefillDone
     | LeaseRenewed
     | DecodeRouted
+    | Aged
     | Admitted
     | Progressed
     | ProgressedMany

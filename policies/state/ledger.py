@@ -134,9 +134,11 @@ class Ledger:
             return self.without_slot
         return None
 
-    def tell_tenants_apart(self, by_tenant: bool) -> None:
-        """Sets whether what waits is also known by tenant, which costs time with each request; counts it anew."""
-        self.queued, self.without_slot = Waiting(by_tenant), Waiting(by_tenant)
+    def tell_tenants_apart(self, by_tenant: bool, class_ratio: float | None = None) -> None:
+        """Sets whether what waits is also known by tenant, which costs time with each request, and how service is
+        shared among classes (`Waiting`); counts it anew.
+        """
+        self.queued, self.without_slot = Waiting(by_tenant, class_ratio), Waiting(by_tenant, class_ratio)
         for live in self.live.values():
             waits_in = self._waiting_in(live)
             if waits_in is not None:
@@ -213,6 +215,18 @@ class Ledger:
         assert live.held is not None
         live.held = live.held._replace(lease_until_s=lease_until_s, renewed_s=now_s)
         self.pool.renew(live.request.attempt_id, lease_until_s, now_s)
+
+    def serve_as(self, live: LiveRequest, priority: int) -> None:
+        """Changes the priority of a request that waits in the queue or in the pool."""
+        before, waits_in = live.request, self._waiting_in(live)
+        if live.asked_priority is None:
+            live.asked_priority = before.terms.priority
+        live.request = replace(before, terms=before.terms._replace(priority=priority))
+        if waits_in is not None:
+            waits_in.count(before, -1)
+            waits_in.count(live.request, +1)
+        if live.stage is Stage.POOLED:
+            self.pool.change(live.request)
 
     def forecast(self, live: LiveRequest, finishes_at_tokens: float | None) -> None:
         """Sets the generated tokens of one sequence at which the request is expected to end; None: it stays."""

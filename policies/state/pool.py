@@ -1,9 +1,10 @@
 """The pool of finished prefills that wait for a decode worker, kept in the order in which they should be served."""
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field, replace
 
-from policies.state.views import PoolEntry, RequestId, TypicalEntry, WorkerId
+from policies.state.views import PoolEntry, Request, RequestId, TypicalEntry, WorkerId
 
 TYPICAL_OF = 64  # ASSUMPTION
 """Number of entries over which `TypicalEntry` averages."""
@@ -70,6 +71,25 @@ class Pool:
         entry = self.entries.get(attempt_id)
         if entry is not None:
             self.entries[attempt_id] = replace(entry, lease_until_s=lease_until_s, renewed_s=now_s)
+
+    def change(self, request: Request) -> None:
+        """Replaces the request of an entry, whose place becomes that of the new one, and which counts as having come
+        anew; an id that is not in the pool is no error.
+        """
+        entry = self.entries.get(request.attempt_id)
+        if entry is not None:
+            self._take_out(entry)
+            self._put(replace(entry, request=request))
+
+    def priorities(self) -> list[int]:
+        """Returns the priorities of the entries, ascending, in O(priorities * log entries)."""
+        found: set[int] = set()
+        at = 0
+        while at < len(self._order):
+            stays, priority, _, _ = self._order[at]
+            found.add(priority)
+            at = bisect_left(self._order, (stays, priority + 1, -math.inf, ""))
+        return sorted(found)
 
     def remove(self, attempt_id: RequestId) -> None:
         """Removes an entry; an id that is not in the pool is no error."""

@@ -7,7 +7,7 @@ queries and passes each event to its handler.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.request.stage import Stage
@@ -123,11 +123,17 @@ class ClusterState:
         """
         return self._ledger.pool.first_of(line, most)
 
-    def tell_tenants_apart(self, by_tenant: bool) -> None:
+    def tell_tenants_apart(self, by_tenant: bool, class_ratio: float | None = None) -> None:
         """Sets whether the state knows what waits by tenant as well, for `first_of`, `take_turned_lines`,
-        `queued_before` and `without_slot_before`. At first it does not.
+        `queued_before` and `without_slot_before`, and how service is shared among classes, for the last two. At first
+        it does not, and more urgent classes get all.
         """
-        self._ledger.tell_tenants_apart(by_tenant)
+        self._ledger.tell_tenants_apart(by_tenant, class_ratio)
+
+    @property
+    def shares_among_classes(self) -> bool:
+        """Whether a less urgent class gets service while a more urgent one waits."""
+        return self._ledger.queued.class_ratio is not None
 
     def requests(self) -> list[Request]:
         """Returns all requests, in the order in which they came."""
@@ -167,6 +173,11 @@ class ClusterState:
     def request(self, attempt_id: RequestId) -> Request | None:
         live = self._ledger.live.get(attempt_id)
         return live.request if live else None
+
+    def asked_priority(self, attempt_id: RequestId) -> int | None:
+        """Returns the priority with which a request came, if it has changed since (`Aged`); else None."""
+        live = self._ledger.live.get(attempt_id)
+        return live.asked_priority if live else None
 
     def stage(self, attempt_id: RequestId) -> Stage | None:
         live = self._ledger.live.get(attempt_id)
@@ -208,6 +219,11 @@ class ClusterState:
     @property
     def pool_size(self) -> int:
         return len(self._ledger.pool.entries)
+
+    @property
+    def pooled_priorities(self) -> list[int]:
+        """The priorities of the pool's entries, ascending."""
+        return self._ledger.pool.priorities()
 
     @property
     def left_pool(self) -> int:
@@ -258,17 +274,18 @@ class ClusterState:
             return 0.0
         return now_s - max(standing.idle_until_s, standing.computed_at_s)
 
-    def queued_before(self, request: Request) -> Backlog:
+    def queued_before(self, request: Request, coming: Mapping[int, Backlog] | None = None) -> Backlog:
         """Returns the sums over the queued requests that are expected to be served before one that is queued, by the
-        order of their arrival or, if tenants are told apart, by their shares (`Waiting.before`).
+        order of their arrival or, if tenants are told apart, by their shares (`Waiting.before`). Where classes share,
+        `coming` counts as well, which is expected to come, by priority.
         """
-        return self._ledger.queued.before(request, True)
+        return self._ledger.queued.before(request, True, coming)
 
-    def without_slot_before(self, request: Request) -> Backlog:
+    def without_slot_before(self, request: Request, coming: Mapping[int, Backlog] | None = None) -> Backlog:
         """Returns the sums over the requests whose prompt is computed now, or waits in the pool, and that are expected
-        to get a slot before one that is queued.
+        to get a slot before one that is queued; `coming` is as in `queued_before`.
         """
-        return self._ledger.without_slot.before(request, False)
+        return self._ledger.without_slot.before(request, False, coming)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

@@ -72,6 +72,10 @@ def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
     ledger.last_chosen["decode"] = event.worker
 
 
+def _aged(ledger: Ledger, event: ev.Aged) -> None:
+    ledger.serve_as(ledger.need(event.attempt_id, Stage.QUEUED, Stage.POOLED), event.priority)
+
+
 def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
     attempt_id = event.attempt_id
     live = ledger.need(attempt_id, Stage.PREFILLING, Stage.TRANSFERRING, Stage.DECODING)
@@ -247,6 +251,7 @@ HANDLERS: Handlers = {
     ev.PrefillDone: _prefill_done,
     ev.LeaseRenewed: _lease_renewed,
     ev.DecodeRouted: _decode_routed,
+    ev.Aged: _aged,
     ev.Admitted: _admitted,
     ev.Progressed: _progressed,
     ev.ProgressedMany: _progressed_many,

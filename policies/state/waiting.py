@@ -1,9 +1,11 @@
 """Sums over requests that wait, by priority, so that the work before a request is known without looking at each."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.record import record
+from policies.request.classes import class_weight
 from policies.state.views import Request
 
 
@@ -28,6 +30,17 @@ class Backlog:
             self.sequences - slots,
             self.foreseen - (slots if tokens is not None else 0),
             self.output_tokens - (slots * tokens if tokens is not None else 0.0),
+        )
+
+    def with_one(self, request: Request) -> "Backlog":
+        """Returns the sums with one more request."""
+        tokens, slots = request.predicted_tokens, request.slots
+        return Backlog(
+            self.prompts + 1,
+            self.prompt_tokens + request.prompt_tokens,
+            self.sequences + slots,
+            self.foreseen + (slots if tokens is not None else 0),
+            self.output_tokens + (slots * tokens if tokens is not None else 0.0),
         )
 
     def times(self, factor: float) -> "Backlog":
@@ -101,9 +114,12 @@ class _Class:
 
 @dataclass(slots=True)
 class Waiting:
-    """The sums over all requests of one kind, by priority, and with `by_tenant` also by tenant."""
+    """The sums over all requests of one kind, by priority, and with `by_tenant` also by tenant. With a `class_ratio` a
+    class gets this many times as much service as one whose priority is larger by 1; else a more urgent one gets all.
+    """
 
     by_tenant: bool = False
+    class_ratio: float | None = None
     _of: dict[int, _Class] = field(default_factory=dict)
 
     def count(self, request: Request, sign: int) -> None:
@@ -132,14 +148,18 @@ class Waiting:
             sum((one.output_tokens for one in some), 0.0),
         )
 
-    def before(self, request: Request, counted: bool) -> Backlog:
+    def before(self, request: Request, counted: bool, coming: Mapping[int, Backlog] | None = None) -> Backlog:
         """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`
         says whether the sums contain it.
 
         That is all of its class and of more urgent ones. With `by_tenant`, where several tenants wait in the class,
         each of them gets service by its weight until the request has its turn. So no more of the class is before it
-        than its own tenant has, times the weights of all by its own.
+        than its own tenant has, times the weights of all by its own. With a `class_ratio` the same holds between
+        classes: of another class no more is before it than of its own and itself, times the weight of that class by the
+        weight of its own, and no more than waits there or is expected to come (`coming`, by priority).
         """
+        if self.class_ratio is not None:
+            return self._before_by_class(request, counted, coming or {}, self.class_ratio)
         priority, tenant = request.terms.priority, request.terms.tenant
         queued = self.until(priority)
         if counted:
@@ -147,12 +167,40 @@ class Waiting:
         of = self._of.get(priority)
         if not self.by_tenant or of is None or not of.tenants.keys() - {tenant}:
             return queued
-        sums, weight = of.tenants.get(tenant), of.weight
-        own = NOTHING if sums is None else sums.shown()
-        if counted:
-            own = own.without(request)
-        weight += request.terms.weight - of.weights.get(tenant, 0.0)
-        return self.until(priority - 1).plus(own.times(weight / request.terms.weight)).at_most(queued)
+        return self.until(priority - 1).plus(_by_shares(of, request, counted)).at_most(queued)
+
+    def _before_by_class(
+        self, request: Request, counted: bool, coming: Mapping[int, Backlog], class_ratio: float
+    ) -> Backlog:
+        priority, tenant = request.terms.priority, request.terms.tenant
+        of, before = self._of.get(priority), NOTHING
+        if of is not None:
+            before = of.all.shown()
+            if counted:
+                before = before.without(request)
+            if self.by_tenant and of.tenants.keys() - {tenant}:
+                before = _by_shares(of, request, counted).at_most(before)
+        own = before.plus(NOTHING.with_one(request))
+        weight = class_weight(priority, class_ratio)
+        # in ascending order, because sums of fractions depend on it
+        for other in sorted(self._of.keys() | coming.keys()):
+            if other == priority:
+                continue
+            waits = self._of[other].all.shown() if other in self._of else NOTHING
+            waits = waits.plus(coming.get(other, NOTHING))
+            before = before.plus(own.times(class_weight(other, class_ratio) / weight).at_most(waits))
+        return before
+
+
+def _by_shares(of: _Class, request: Request, counted: bool) -> Backlog:
+    """Returns what of a class in which several tenants wait is served before a request of it, by its tenant's share."""
+    tenant = request.terms.tenant
+    sums, weight = of.tenants.get(tenant), of.weight
+    own = NOTHING if sums is None else sums.shown()
+    if counted:
+        own = own.without(request)
+    weight += request.terms.weight - of.weights.get(tenant, 0.0)
+    return own.times(weight / request.terms.weight)
 
 
 def _count_own(of: _Class, request: Request, sign: int) -> None:

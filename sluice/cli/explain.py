@@ -156,17 +156,33 @@ def _admission(made: Decision) -> list[str]:
 
 
 def _turn(made: Decision) -> list[str]:
-    """Returns a line with the tenant's counter and those of the tenants that waited too, or nothing."""
+    """Returns lines with the counters of the classes and tenants that waited, and with a priority that was raised, as
+    far as there are any.
+    """
+    lines = _classes(made)
     turn = made.turn
-    if turn is None:
-        return []
+    if turn is None or (turn.classes and turn.tenants < 2):
+        return lines
     before = [name for name, counter in turn.others.items() if counter < turn.counter]
     others = ", ".join(f"{name or '(no name)'} {counter:.0f}" for name, counter in turn.others.items())
     ahead = f"{len(before)} or more ahead" if before else "none ahead"
     return [
+        *lines,
         f"   turn     tenant {turn.tenant or '(no name)'} at {turn.counter:.0f} weighted tokens, charged"
-        f" {turn.cost:.0f}; {turn.tenants} tenants waited, {ahead}: {others}"
+        f" {turn.cost:.0f}; {turn.tenants} tenants waited, {ahead}: {others}",
     ]
+
+
+def _classes(made: Decision) -> list[str]:
+    """Returns a line for a priority that was raised, and one with the counters of the classes that waited."""
+    lines = []
+    if made.aged is not None:
+        lines.append(f"   aged     from priority {made.aged.asked} to {made.aged.served_as}: it waited long")
+    if made.turn is not None and made.turn.classes:
+        (own, counter), *others = made.turn.classes.items()
+        named = ", ".join(f"{name} {other:.0f}" for name, other in others)
+        lines.append(f"   class    priority {own} at {counter:.0f} weighted tokens; others: {named}")
+    return lines
 
 
 def _quarantined(made: Decision) -> list[str]:

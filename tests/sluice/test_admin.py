@@ -266,6 +266,23 @@ def test_explain_shows_whose_turn_it_was_and_who_was_ahead(server: ContractServe
     )
 
 
+def test_explain_shows_the_counters_of_classes_and_a_raised_priority(
+    server: ContractServer, capsys: Captured
+) -> None:
+    turn = {"tenant": "acme", "counter": 7.0, "cost": 300.0, "tenants": 1, "others": {}}
+    shared = turn | {"classes": {"0": 1200.4, "1": 800.0, "-1": 2000.0}}
+    both = shared | {"tenants": 2, "others": {"beta": 9.0}}
+    aged = {"asked": 1, "served_as": 0}
+    made = [EXPLANATION["decisions"][0] | more for more in ({"turn": shared, "aged": aged}, {"turn": both})]
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": made}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("   class    priority 0 at 1200 weighted tokens; others: 1 800, -1 2000\n") == 2
+    assert out.count("   aged     from priority 1 to 0: it waited long\n") == 1
+    assert out.count("   turn     tenant acme at 7 weighted tokens, charged 300; 2 tenants waited") == 1
+    assert out.count("   turn ") == 1
+
+
 def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(
     server: ContractServer, capsys: Captured
 ) -> None:

@@ -445,6 +445,10 @@ async def test_status_says_how_long_engines_are_silent_and_how_full_the_queue_ma
     gauges = router.status().gauges
     assert gauges["engine_silence_seconds_max"] < 60
     assert gauges["queue_limit"] == router.dispatcher.config.max_queue
+    assert gauges["queued_sequences"] == gauges["queued_tokens"] == 0.0 and "queue_limit_tokens" not in gauges
+    changed = ev.PoliciesChanged(0.0, dispatch={"max_queue_tokens": 5000})
+    router.dispatcher.handle(changed)
+    assert router.status().gauges["queue_limit_tokens"] == 5000.0
     router.engines._engines["p"].reported_s -= 100
     assert 100 <= router.status().gauges["engine_silence_seconds_max"] < 160
     assert (gauges["pool_oldest_seconds"], gauges["pool_lease_used_ratio"]) == (0.0, 0.0)

@@ -13,6 +13,7 @@ from benchmarks.sim.records import RunResult
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
+from policies.journal.replay import replay
 from policies.state.views import Role
 from predictors.oracle import Oracle
 from predictors.protocol import Predictor
@@ -292,6 +293,34 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
     # None and at least two ways to be turned away
     assert len(reasons) >= 3, reasons
     check_empty(cluster)
+
+
+@pytest.mark.parametrize(
+    ("params", "ageing_s", "least", "most"),
+    [({}, None, 0, 2), ({"class_ratio": 3.0}, None, 9, 13), ({}, 8.0, 15, 30)],
+    ids=["strict", "shared", "aged"],
+)
+def test_classes_share_or_age_in_the_simulator_as_its_journal_says(
+    params: dict[str, Any], ageing_s: float | None, least: int, most: int
+) -> None:
+    """60 requests of either of two classes come at once. Of the 40 that are begun first a quarter are of the less
+    urgent class with a ratio of 3. With ageing all that wait are soon of one class.
+    """
+    config = SimConfig(
+        (spec("p", Role.PREFILL, lease_s=1e6), spec("d", Role.DECODE, 2, slots=2)),
+        dispatch=DispatchConfig(queue_timeout_s=1e6, class_ageing_s=ageing_s),
+        fairness=("vtc", {"slack_tokens": 0.0, "ahead_tokens": 30.0, "ahead_s": 0.0} | params),
+    )
+    work = [request(f"r{i}", 0.01 * i, 10, 3, priority=i % 2) for i in range(120)]
+    lines: list[str] = []
+    result = simulate(config, work, journal=lines.append)
+    began = sorted((r.first_token_s, r.request_id) for r in result.requests if r.first_token_s is not None)
+    urgent = {one.request_id for one in work if one.priority == 0}
+    assert least <= sum(name not in urgent for _, name in began[:40]) <= most
+    assert all(step.equal for step in replay("".join(lines).splitlines()))
+    again: list[str] = []
+    simulate(config, work, journal=again.append)
+    assert lines == again
 
 
 def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:

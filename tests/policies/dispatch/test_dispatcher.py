@@ -175,6 +175,43 @@ def test_a_full_queue_rejects_the_least_urgent_with_429() -> None:
     assert d.queue_size == d.state.in_flight == 2
 
 
+def test_a_full_queue_counts_sequences_and_prompt_tokens() -> None:
+    d = make(max_queue=4, max_queue_tokens=100)
+    engine(d, "d", Role.DECODE)
+    engine(d, "p", Role.PREFILL, fresh=False)  # nothing can be routed
+
+    def came(name: str, slots: int, tokens: int, priority: int = 0) -> list[str]:
+        request = Request(name, 0.0, tokens, 5, slots, Terms(priority))
+        refused = [a for a in d.handle(ev.Arrived(0.0, request)) if isinstance(a, Reject)]
+        assert all((a.status, a.reason) == (429, "queue_full") for a in refused)
+        return [a.attempt_id for a in refused]
+
+    assert came("a", 2, 10) == came("b", 2, 20, priority=1) == []
+    assert (d.queue_size, d.queued_sequences, d.queued_tokens) == (2, 4, 30)
+    # one more sequence is one too many: what would be served last is refused, with all of its choices
+    assert came("c", 1, 10, priority=2) == ["c"]
+    assert came("d", 1, 10) == ["b"]
+    assert came("e", 1, 80, priority=1) == []
+    # tokens: 100 are there; "e" would be served last
+    assert came("f", 1, 1, priority=2) == ["f"]
+    assert came("g", 1, 90, priority=1) == ["g"]
+    assert came("h", 1, 30) == ["e"]
+    assert (d.queue_size, d.queued_sequences, d.queued_tokens) == (3, 4, 50)
+    # an urgent one is not let in at the cost of the others where it does not fit beside what is served before it
+    assert came("i", 5, 1, priority=-1) == ["i"]
+    assert came("j", 4, 1, priority=-1) == ["h", "d", "a"]
+    assert d.state.in_flight == d.queue_size == 1
+
+
+def test_a_request_that_waits_alone_is_never_too_large() -> None:
+    d = make(max_queue=1, max_queue_tokens=1)
+    engine(d, "d", Role.DECODE)
+    engine(d, "p", Role.PREFILL, fresh=False)
+    assert d.handle(ev.Arrived(0.0, Request("a", 0.0, 500, 5, 16))) == []
+    refused = one(d.handle(req("b", priority=-1)))
+    assert isinstance(refused, Reject) and refused.attempt_id == "b"
+
+
 def test_queue_timeout_is_503() -> None:
     d = make(queue_timeout_s=10.0)
     engine(d, "d", Role.DECODE)

@@ -2,7 +2,12 @@
 
 import random
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from policies.dispatch.prefill_queue import PrefillQueue
+from policies.fairness.shares import Shares
+from policies.fairness.vtc import VirtualTokenCounter
 from policies.request.terms import Terms
 from policies.state.views import Request
 
@@ -47,3 +52,85 @@ def test_any_history_keeps_head_newest_and_order() -> None:
             assert queue.newest(priority) is (of[-1] if of else None)
         assert queue.head() is min(there, key=lambda one: one.terms.priority, default=None)
         assert len(queue) == len(there) == len(queue.waiting())
+
+
+def of(name: str, tenant: str, priority: int, slots: int, prompt: int, weight: float = 1.0) -> Request:
+    return Request(name, 0.0, prompt, 10, slots, Terms(priority, tenant=tenant, weight=weight))
+
+
+def test_what_has_to_go_for_one_that_comes_is_served_after_it_and_enough() -> None:
+    queue = PrefillQueue()
+    for name, priority, slots, prompt in (("a", 0, 1, 10), ("b", 1, 2, 40), ("c", 1, 1, 30), ("d", 2, 1, 5)):
+        queue.push(of(name, "", priority, slots, prompt))
+    assert (queue.sequences, queue.prompt_tokens) == (5, 85)
+    came = of("e", "", 0, 3, 60)
+    queue.push(came)
+    # 8 sequences and 145 tokens wait. For 6 sequences "d" and "c" go; for 100 tokens 45 have to: also "b"
+    assert queue.beyond(6, 145, came) == ["d", "c"]
+    assert queue.beyond(8, 100, came) == ["d", "c", "b"]
+    assert queue.beyond(8, 145, came) == []
+    # larger than the bound by itself
+    assert queue.beyond(2, 145, came) == queue.beyond(8, 59, came) == ["e"]
+    queue.remove("e")
+    # "a" is served before it, and with "a" it would have 7 sequences or 105 tokens: nothing that goes makes room for it
+    for slots, prompt, sequences, tokens in ((6, 1, 6, 145), (1, 95, 8, 100)):
+        large = of("e", "", 0, slots, prompt)
+        queue.push(large)
+        assert queue.beyond(sequences, tokens, large) == ["e"]
+    # no more has to go than it brings, where the bound has become smaller meanwhile
+    small = of("e", "", 0, 1, 1)
+    queue.push(small)
+    assert queue.beyond(2, 145, small) == ["d"]
+    for name in "abcd":
+        queue.remove(name)
+    queue.push(came)
+    # one that waits alone may be of any size
+    assert (queue.sequences, queue.prompt_tokens) == (3, 60)
+    assert queue.beyond(1, 1, came) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), class_ratio=st.sampled_from([None, 1.0, 4.0]), shared=st.booleans())
+def test_what_has_to_go_is_the_end_of_the_order_in_which_the_queue_serves(
+    seed: int, class_ratio: float | None, shared: bool
+) -> None:
+    rng = random.Random(seed)
+    policy, shares = VirtualTokenCounter(class_ratio=class_ratio), Shares(class_ratio=class_ratio)
+    queue = PrefillQueue(policy, shares) if shared else PrefillQueue()
+    came = of("", "", 0, 1, 1)
+    costs: dict[str, float] = {}
+    weights = {tenant: rng.choice([0.5, 1.0, 3.0]) for tenant in "abc"}
+    for i in range(30):
+        tenant = rng.choice("aaabc")
+        came = of(
+            f"r{i}", tenant, rng.randrange(-1, 2), rng.randrange(1, 4), rng.randrange(1, 99), weights[tenant]
+        )
+        costs[came.attempt_id] = 0.1 + rng.random()
+        queue.push(came, costs[came.attempt_id])
+    found = queue.beyond(40, 1000, came)
+    waiting = {one.attempt_id: one for one in queue.waiting()}
+    order = []
+    while (head := queue.head()) is not None:
+        order.append(head.attempt_id)
+        terms = head.terms
+        queue.remove(head.attempt_id)
+        if shared:
+            queue.charge(terms.priority, terms.tenant, costs[head.attempt_id] / terms.weight, terms.weight)
+    over = sum(one.slots for one in waiting.values()) - 40
+    tokens = sum(one.prompt_tokens for one in waiting.values()) - 1000
+    if over <= 0 and tokens <= 0:
+        assert found == []
+        return
+    assert len(order) == 30 and found
+    if found != [came.attempt_id]:
+        gone = [waiting[name] for name in found]
+        assert sum(one.slots for one in gone) >= min(over, came.slots)
+        assert sum(one.prompt_tokens for one in gone) >= min(tokens, came.prompt_tokens)
+        assert came.attempt_id not in found
+        if not shared:
+            assert found == order[::-1][: len(found)]
+        # within its line each goes before those that came earlier
+        for line in {(one.terms.priority, one.terms.tenant) for one in gone}:
+            mine = [name for name, one in waiting.items() if (one.terms.priority, one.terms.tenant) == line]
+            lost = [name for name in found if name in mine]
+            assert lost == mine[::-1][: len(lost)]

@@ -4,6 +4,7 @@ import random
 
 from policies.fairness.ranking import Ranking
 from policies.fairness.shares import Shares
+from policies.request.classes import class_weight
 
 
 def test_a_ranking_is_a_sorted_list_whatever_happens_to_it() -> None:
@@ -122,3 +123,43 @@ def test_idle_tenants_are_forgotten_the_longest_idle_first() -> None:
         shares.enter(7 + i, "x")
         shares.leave(7 + i, "x")
     assert sorted(shares._classes) == [8, 9, 10]
+
+
+def test_classes_have_counters_by_a_ratio_while_tenants_wait_in_them() -> None:
+    shares = Shares(credit=50.0, class_ratio=4.0)
+    shares.enter(0, "a")
+    shares.enter(0, "b")
+    assert (shares.classes, shares.shared, shares.first_class()) == (1, True, 0)
+    shares.leave(0, "b")
+    assert not shares.shared
+    shares.enter(1, "a")
+    assert (shares.classes, shares.shared, shares.priorities()) == (2, True, [0, 1])
+    shares.charge_class(0, 100.0)
+    # a quarter of the weight
+    shares.charge_class(1, 20.0)
+    assert (shares.class_counter(0), shares.class_counter(1)) == (100.0, 80.0)
+    assert (shares.first_class(), shares.class_end(1, 10.0)) == (1, 120.0)
+    # a class leaves with its last tenant, is charged as well then, and keeps its credit when it comes back
+    shares.leave(1, "a")
+    shares.charge_class(1, 1.0)
+    shares.charge_class(0, 900.0)
+    assert (shares.classes, shares.class_counter(1)) == (1, 84.0)
+    shares.enter(1, "c")
+    assert shares.class_counter(1) == 950.0
+    # the counters of tenants are not those of classes
+    assert shares.counter(1, "c") == shares.counter(0, "a") == 0.0
+
+
+def test_without_a_ratio_classes_have_none_and_come_by_their_urgency() -> None:
+    shares = Shares()
+    for priority in (1, -1, 0):
+        shares.enter(priority, "a")
+        shares.charge_class(priority, 100.0)
+    assert (shares.weighted, shares.shared, shares.classes, shares.class_counter(0)) == (False, False, 0, 0.0)
+    assert shares.priorities() == [-1, 0, 1]
+
+
+def test_weights_of_classes_far_away_are_numbers() -> None:
+    assert [class_weight(priority, 4.0) for priority in (-1, 0, 1, 2)] == [4.0, 1.0, 0.25, 0.0625]
+    assert class_weight(-1000, 1000.0) == class_weight(-40, 1000.0) == 1e120
+    assert 0.0 < class_weight(1000, 1000.0) == class_weight(41, 1000.0)

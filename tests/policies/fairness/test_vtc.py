@@ -17,6 +17,7 @@ def test_a_request_costs_its_tokens_by_the_papers_weights() -> None:
     assert VirtualTokenCounter().cost(300, 50) == 400.0
     assert VirtualTokenCounter(w_p=0.5, w_q=3.0).cost(300, 50) == 300.0
     assert VirtualTokenCounter().tenant(REQUEST) == "acme"
+    assert VirtualTokenCounter().class_ratio is NoFairness().class_ratio is None
 
 
 def test_without_fairness_all_are_one_tenant_that_is_never_charged() -> None:
@@ -33,6 +34,12 @@ def test_policies_are_made_by_name_and_wrong_ones_are_refused() -> None:
         fairness_policy("vtc", {"w": 1})
     with pytest.raises(UnknownFairnessPolicy, match="'none' has no parameter 'w_p': it takes none"):
         fairness_policy("none", {"w_p": 1})
-    for wrong in ({"w_q": 0}, {"gang_slots": 0}, {"slack_tokens": -1}, {"ahead_tokens": 0}):
+    for wrong in (
+        {"w_q": 0},
+        {"gang_slots": 0},
+        {"slack_tokens": -1},
+        {"ahead_tokens": 0},
+        {"class_ratio": 0.5},
+    ):
         with pytest.raises(BadParameter):
             fairness_policy("vtc", wrong)

@@ -73,6 +73,7 @@ def test_a_colocated_request_holds_its_slot_from_the_start_and_its_prompt_once()
         ev.PrefillRouted(9.0, "r", "no such worker", colocated=False),
         ev.PrefillDone(9.0, "r", 30.0, 0, 0),  # not computing yet
         ev.DecodeRouted(9.0, "r", D),  # not in the pool
+        ev.Aged(9.0, "unknown", 0),
         ev.Admitted(9.0, "r"),
         ev.Progressed(9.0, "r", 3),
         ev.Closed(9.0, "unknown", "finished"),
@@ -113,6 +114,32 @@ def test_a_retry_gives_back_the_old_charges() -> None:
     state.apply(ev.Arrived(2.0, request(prompt_tokens=300)))
     assert charges(state)[P] == (0, 0, 0, 0)
     assert state.prefills("r") == 1
+
+
+def test_a_request_that_has_aged_waits_with_its_new_priority_and_charges_as_before() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request()))
+    state.apply(ev.Aged(2.0, "r", -3))
+    found = state.request("r")
+    assert found is not None and (found.terms.priority, state.asked_priority("r")) == (-3, 0)
+    assert state._ledger.queued.until(-3).prompts == 1
+    state.apply(ev.PrefillRouted(3.0, "r", P, colocated=False))
+    before = charges(state)
+    with pytest.raises(ev.StaleEvent):
+        state.apply(ev.Aged(3.5, "r", -4))
+    state.apply(ev.PrefillDone(4.0, "r", 30.0, 5, 0))
+    state.take_entered()
+    assert state.pooled_priorities == [-3]
+    state.apply(ev.Aged(5.0, "r", -5))
+    [entry] = state.waiting()
+    assert (entry.request.terms.priority, entry.entered_s, state.pooled_priorities) == (-5, 4.0, [-5])
+    # it has come anew, with the priority at first still known
+    assert state.take_entered() == [entry] and state.asked_priority("r") == 0
+    assert state._ledger.without_slot.until(-5).prompts == 1
+    state.apply(ev.DecodeRouted(6.0, "r", D))
+    state.apply(ev.Closed(7.0, "r", "finished"))
+    assert before and set(charges(state).values()) == {(0, 0, 0, 0)}
+    assert state._ledger.without_slot._of == state._ledger.queued._of == {}
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,41 @@ def test_by_shares_no_more_is_before_a_request_than_its_tenant_has_for_each_unit
     assert waiting.before(of("b4", "b", weight=3.0), True) == Backlog(4, 37, 4)
 
 
+def test_where_classes_share_no_more_of_another_is_before_a_request_than_its_weight_allows() -> None:
+    def of(name: str, priority: int, tenant: str = "a", tokens: int = 10) -> Request:
+        return Request(name, 0.0, tokens, 5, terms=Terms(priority, tenant=tenant))
+
+    waiting = Waiting(by_tenant=True, class_ratio=4.0)
+    for i in range(50):
+        waiting.count(of(f"u{i}", -1), +1)
+    for i in range(3):
+        waiting.count(of(f"l{i}", 1), +1)
+    first = of("s0", 0)
+    # none of its class is before it; of "interactive" 4 times as much as it is itself, of "batch" a quarter of it, but
+    # a whole request
+    assert waiting.before(first, False) == Backlog(4 + 1, 40 + 3, 4 + 1)
+    for i in range(2):
+        waiting.count(of(f"s{i}", 0), +1)
+    last = of("s2", 0)
+    waiting.count(last, +1)
+    # two of its class, 4 * 3 of "interactive", and 3 / 4 of "batch"
+    assert waiting.before(last, True) == Backlog(2 + 12 + 1, 20 + 120 + 8, 2 + 12 + 1)
+    # "batch": there are no more than 50 of "interactive", where 16 * 4 would be allowed, and 3 of "standard"
+    assert waiting.before(of("l3", 1), False) == Backlog(3 + 50 + 3, 30 + 500 + 30, 3 + 50 + 3)
+    # of what is expected to come as much counts as is allowed: 64 - 50 of "interactive", and all of "standard"
+    coming = {-1: Backlog(0, 1000, 100), 0: Backlog(0, 7, 2), 1: Backlog(0, 999, 99), 2: Backlog(0, 1, 1)}
+    found = waiting.before(of("l3", 1), False, coming)
+    assert (found.prompt_tokens, found.sequences) == (30 + 640 + 37 + 1, 3 + 64 + 5 + 1)
+    # another tenant's share counts first: one of "b" is behind as many of "a", and what these let pass
+    assert waiting.before(of("b", 0, "b"), False) == Backlog(4 + 1, 40 + 3, 4 + 1)
+    # without a ratio all that is more urgent is before it, and nothing else
+    strict = Waiting(by_tenant=True)
+    for i in range(50):
+        strict.count(of(f"u{i}", -1), +1)
+    strict.count(of("l0", 1), +1)
+    assert strict.before(first, False, coming) == Backlog(50, 500, 50)
+
+
 def test_any_order_of_coming_and_going_leaves_the_sums_of_what_is_there() -> None:
     rng, waiting, there = random.Random(5), Waiting(), dict[int, Request]()
     for step in range(2000):
