@@ -142,7 +142,7 @@ bench-watching: setup ## live: what a dashboard, open pages and traces cost; tra
 	$(PY) -m benchmarks.watching.traced
 	$(PY) -m benchmarks.watching.opened
 
-bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with U = 4 (root, Linux, tc; 90 minutes; ARGS="--setup sim": all stages on sim engines)
+bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with the shipped thresholds (root, Linux, tc; 90 minutes; ARGS="--setup sim": all stages on sim engines)
 	$(PY) -m benchmarks.mfs $(ARGS)
 
 chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"

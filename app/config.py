@@ -38,6 +38,7 @@ from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.fairness.registry import DEFAULT as FAIR
 from policies.fairness.registry import fairness_policy
+from policies.flow.mfs import SWEPT
 from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.flowkv.role_switch import RoleSwitchConfig
@@ -270,7 +271,7 @@ class FlowConfig(Strict):
     """
 
     enabled: bool = False
-    policy: PolicyChoice = PolicyChoice(name="mfs")
+    policy: PolicyChoice = PolicyChoice(name="mfs", params=dict(SWEPT))
     options: dict[str, Any] = Field(default_factory=dict, description="fields of actors.flow's AgentConfig")
 
     def agent_config(self) -> AgentConfig:

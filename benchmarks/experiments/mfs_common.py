@@ -24,8 +24,9 @@ What the paper does not say, and how it is set here, once for all experiments:
 The rivals have no parameters. MFS runs in three forms, which stand beside each other:
 
 - "mfs": the paper's thresholds (U = 0.5, E = 4; K = 8); Algorithm 1 orders batches and prunes nothing.
-- "mfs-late": U = 4, so Q_1 = 1: a P2D transfer goes before collectives only when it needs the whole port. The paper
-  calls its thresholds empirical, and its own Table 1 needs Q_1 = 1 (`policies.flow.rmlq`).
+- "mfs-swept": U = 4, K = 2, so Q_1 = 1: a P2D transfer goes before collectives only when it needs the whole port. The
+  paper calls its thresholds empirical; these are `mfs_thresholds`' and shipped (`policies.flow.mfs.SWEPT`). The first
+  reports had K = 8 here.
 - "mfs-pruned": "mfs" with Algorithm 1's pruning. At each arrival and departure of a batch, at most `DROP_SHARE` of the
   requests in progress are pruned, as by live agents. The paper names no drop budget, and prunes softly: a pruned
   request's reused KV and P2D transfers go to the scavenger level until an order no longer prunes it, so it is late and
@@ -57,6 +58,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Synthetic
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
+from policies.flow.mfs import SWEPT
 from policies.state.views import Role
 
 BLOCK_TOKENS = 64
@@ -68,8 +70,8 @@ HISTORY = 3_000
 # Seeds below it were looked at while the experiments were set up; reports are of others.
 SEEDS_FROM = 10
 RIVALS = ("fair", "sjf", "edf", "karuna")
-LATE, PRUNED = "mfs-late", "mfs-pruned"
-OURS = {"mfs": "MFS", LATE: "MFS with Q_1 = 1", PRUNED: "MFS with pruning"}
+SWEPT_FORM, PRUNED = "mfs-swept", "mfs-pruned"
+OURS = {"mfs": "MFS", SWEPT_FORM: "MFS with Q_1 = 1, K = 2", PRUNED: "MFS with pruning"}
 POLICIES = (*RIVALS, *OURS)
 # ASSUMPTION: MFS names no drop budget. This is the default of live agents (`actors.flow.config`).
 DROP_SHARE = 0.1
@@ -178,7 +180,7 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
-    LATE: Form("mfs", {"scale": 4.0}),
+    SWEPT_FORM: Form("mfs", SWEPT),
     PRUNED: Form("mfs", drop_share=DROP_SHARE),
 }
 """The variants of "policy" that are forms of another policy."""

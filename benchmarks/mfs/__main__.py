@@ -376,7 +376,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--policies",
         nargs="+",
         choices=(UNSCHEDULED, *AGENTS),
-        default=[UNSCHEDULED, "edf", "mfs", "mfs-u4"],
+        default=[UNSCHEDULED, "edf", "mfs", "mfs-swept"],
         help="default: %(default)s",
     )
     parser.add_argument(

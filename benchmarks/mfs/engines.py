@@ -29,20 +29,22 @@ from benchmarks.live.targets import model_directory
 from benchmarks.mfs.link import DEVICE, Pair
 from benchmarks.mfs.workload import BLOCK_TOKENS, Kind, Workload
 from policies.engine_model.timing import PROFILES
+from policies.flow.mfs import SWEPT
 
 UNSCHEDULED = "unscheduled"
 SECRET = "a secret of the benchmark's"
 AGENTS: Mapping[str, Mapping[str, Any]] = {
     "edf": {"policy": "edf"},
     "mfs": {"policy": "mfs"},
-    "mfs-u4": {"policy": "mfs", "params": {"scale": 4.0}},
+    "mfs-swept": {"policy": "mfs", "params": dict(SWEPT)},
     "fair": {"policy": "fair"},
     "sjf": {"policy": "sjf"},
     "karuna": {"policy": "karuna"},
 }
 """The configuration of the flow agent by the names of the command line. `mfs` has the thresholds that MFS prints (U =
 0.5, E = 4): a read is at the highest level as soon as it needs an eighth of the link, which here all do from the start.
-With U = 4 Q_1 is 1, and a read comes there only when it needs all of it.
+`mfs-swept` has those that are shipped: Q_1 is 1, so a read comes there only when it needs all of it, and there are two
+levels.
 """
 START_S = 600.0
 END_S = 60.0

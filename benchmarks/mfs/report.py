@@ -213,8 +213,8 @@ def _row(
     )
 
 
-FORMS = ("mfs", "mfs-u4")
-"""MFS with the printed thresholds, and with U = 4 (`benchmarks.mfs.engines.AGENTS`)."""
+FORMS = ("mfs", "mfs-swept")
+"""MFS with the printed thresholds, and with those that are shipped (`benchmarks.mfs.engines.AGENTS`)."""
 
 
 @dataclass(frozen=True, slots=True)

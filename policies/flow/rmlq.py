@@ -10,7 +10,8 @@ and levels are computed by comparing times: no queue has to be scanned. Levels o
 exception, and who leaves it enters at the level of its present MLU.
 
 Deviation: MFS lets Q_1 be 0.125 (U = 0.5, E = 4), with which a flow that needs an eighth of the link is at P_1. On the
-paper's own Table 1 these thresholds serve 2 of 4 requests and Q_1 = 1 serves all: U and E are parameters to be swept.
+paper's own Table 1 these thresholds serve 2 of 4 requests and Q_1 = 1 serves all: U, E and K are swept
+(`policies.flow.mfs.SWEPT`).
 Deviation: MFS prunes by request (Algorithm 1). A single flow with MLU > 1 is scavenged as well, because whatever P_1
 spends on it is lost to flows that can still be in time (the black hole of 4.4.2).
 """

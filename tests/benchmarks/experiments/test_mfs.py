@@ -132,7 +132,7 @@ SHARES = {
     "karuna": {1.0: 0.9, 2.0: 0.4},
     "mfs": {1.0: 1.0, 2.0: 0.6},
     # more in time than any rival, and no rival
-    "mfs-late": {1.0: 0.99, 2.0: 0.79},
+    "mfs-swept": {1.0: 0.99, 2.0: 0.79},
     "mfs-pruned": {1.0: 0.7, 2.0: 0.6},
 }
 
@@ -144,8 +144,8 @@ def test_each_form_of_mfs_is_compared_with_the_best_rival_and_with_karuna() -> N
     assert [(r.name, r.ours, r.paper, r.met, r.note) for r in rows] == [
         (f"{where} MFS vs {BEST}", pytest.approx(1 / 0.9), 1.05, True, "karuna"),
         (f"{where} MFS vs karuna", pytest.approx(1 / 0.9), None, None, ""),
-        (f"{where} MFS with Q_1 = 1 vs {BEST}", pytest.approx(0.99 / 0.9), 1.05, True, "karuna"),
-        (f"{where} MFS with Q_1 = 1 vs karuna", pytest.approx(0.99 / 0.9), None, None, ""),
+        (f"{where} MFS with Q_1 = 1, K = 2 vs {BEST}", pytest.approx(0.99 / 0.9), 1.05, True, "karuna"),
+        (f"{where} MFS with Q_1 = 1, K = 2 vs karuna", pytest.approx(0.99 / 0.9), None, None, ""),
         (f"{where} MFS with pruning vs {BEST}", pytest.approx(0.7 / 0.9), 1.05, False, "karuna"),
         (f"{where} MFS with pruning vs karuna", pytest.approx(0.7 / 0.9), None, None, ""),
     ]
@@ -158,7 +158,7 @@ def test_each_form_of_mfs_is_compared_with_the_best_rival_and_with_karuna() -> N
 
 
 def test_sustained_rates_of_each_form_are_over_the_best_rival_and_over_karuna() -> None:
-    """Karuna falls to 0.8 at 1.2/s, EDF at 1/s; MFS at 1.5/s, mfs-late at 1.95/s, and mfs-pruned is below at both."""
+    """Karuna falls to 0.8 at 1.2/s, EDF at 1/s; MFS at 1.5/s, mfs-swept at 1.95/s, and mfs-pruned is below at both."""
     rows = sustained("x", SHARES, 1.2)
     assert [(r.ours, r.paper, r.met, r.note) for r in rows] == [
         (pytest.approx(1.5 / 1.2), None, None, "karuna"),
@@ -189,7 +189,7 @@ def test_pruning_is_by_the_share_of_live_agents_and_by_the_form_s_own() -> None:
         for policy in mfs.POLICIES
     }
     assert {policy: flows and flows.drop_share for policy, flows in shares.items()} == {
-        **dict.fromkeys((*mfs.RIVALS, "mfs", mfs.LATE), 0.0),
+        **dict.fromkeys((*mfs.RIVALS, "mfs", mfs.SWEPT_FORM), 0.0),
         mfs.PRUNED: mfs.DROP_SHARE,
     }
     assert {policy for policy, flows in shares.items() if flows and flows.policy[0] == "mfs"} == set(mfs.OURS)

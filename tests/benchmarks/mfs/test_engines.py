@@ -65,9 +65,9 @@ def test_agents_take_their_configuration_and_mfs_runs_with_a_first_threshold_of_
     made = {name: AgentConfig(**options, arbiter={"window": 3}) for name, options in AGENTS.items()}
     assert all(config.arbiter_config().window == 3 for config in made.values())
     first = {}
-    for name in ("mfs", "mfs-u4"):
+    for name in ("mfs", "mfs-swept"):
         policy = made[name].made_policy()
         assert isinstance(policy, MFS)
         first[name] = thresholds(policy.levels, policy.scale, policy.base)[0]
     # U / E: 0.5 / 4 and 4 / 4
-    assert first == {"mfs": 0.125, "mfs-u4": 1.0}
+    assert first == {"mfs": 0.125, "mfs-swept": 1.0}
