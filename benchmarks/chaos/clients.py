@@ -2,7 +2,8 @@
 
 What is lost with an ingress itself counts apart: answers that end with the connection to an ingress that has died of
 what was done to it, and connections that the kernel hands to one that is dead or stopped. An ingress that lives owes an
-answer to all that it was asked, and an error is none. Bystanders of poison, which are refused with it, count apart.
+answer to all that it was asked, and an error is none. Bystanders that are refused as poison count apart: of poison, and
+of two faults that took two engines from the same request.
 """
 
 import asyncio
@@ -139,8 +140,8 @@ Judge = Callable[[Ask, Answer], tuple[str, str] | None]
 
 
 class Clients:
-    """All clients of one run. `harmed` says what is wrong with an ingress now, or None. `excused` names the fault that
-    explains a failure which then counts apart, or None.
+    """All clients of one run. `harmed` says what is wrong with an ingress now, or None. `excused` names what explains
+    a failure, by its cause and the time at which it was sent, which then counts apart, or None.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Clients:
         port: int,
         judge: Judge,
         harmed: Callable[[], str | None],
-        excused: Callable[[str], str | None] = lambda _: None,
+        excused: Callable[[str, float], str | None] = lambda _cause, _sent_s: None,
     ) -> None:
         self.clock = LiveClock()
         self.tally = Tally()
@@ -271,7 +272,7 @@ class Clients:
             where = "" if answer.status == 200 else f"{answer.status} "
             cause = f"{where}{answer.error}"
         if cause is not None:
-            apart = exchange.apart.fault if lost and exchange.apart else self._excused(cause)
+            apart = exchange.apart.fault if lost and exchange.apart else self._excused(cause, exchange.sent_s)
             if apart is not None:
                 tally.apart[f"{apart}: {cause}"] += 1
                 return

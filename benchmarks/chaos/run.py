@@ -46,6 +46,9 @@ IDLE_S = 90.0
 POISON_S = 30.0
 """Seconds after poison in which a refusal of others is laid to it. ASSUMPTION: both deaths are over by then."""
 
+TAKING = frozenset({"kill", "stop", "stall", "memory", "partition"})
+"""Actions that take an engine away from the requests that it has."""
+
 MEASURE_S = 10.0
 
 JUDGED_S = 30.0
@@ -55,6 +58,30 @@ COUNTED_S = 60.0
 """Longest wait for the number of placement groups. ASSUMPTION: Ray's imports take some seconds on a busy machine, and
 Ray's client gives up a silent control process by itself after less than half a minute.
 """
+
+
+def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) -> str | None:
+    """Returns of what a request, which was sent at `sent_s` and has failed for `cause`, was a bystander; None if its
+    failure is not explained.
+
+    A request with which two engines of a role die or stall, one soon after the other, before it has got tokens, is
+    refused as poison (`policies.request.troubles`). So it may die twice with real poison; and two faults that took away
+    two engines of a role in its life may both have been its engines'. A fault that began before the request was sent is
+    none of these, because who comes to a silent engine is no suspect, unless it is a lack of memory, which kills later.
+    """
+    if not cause.endswith("request_kills_engines"):
+        return None
+    those = list(harms)
+    if any(h.fault.kind.action == "poison" and now_s - h.at_s < POISON_S for h in those):
+        return "bystander of poison"
+    met = Counter(
+        role_of(h.fault.kind.part)
+        for h in those
+        if h.fault.kind.action in TAKING
+        and h.at_s <= now_s
+        and (h.ends_s if h.fault.kind.action == "memory" else h.at_s) >= sent_s
+    )
+    return "bystander of two faults" if any(met[role] >= 2 for role in ENGINES) else None
 
 
 @dataclass(slots=True)
@@ -306,11 +333,9 @@ class Run:
         """Returns the name of the fault for which an ingress may refuse or ignore connections now."""
         return self._apart[-1].fault.kind.name if self._apart else None
 
-    def _excused(self, cause: str) -> str | None:
-        """Returns "bystander of poison" for a request that was taken for poison after it died twice with it."""
-        now_s = self.clients.clock.now_s
-        recent = any(h.fault.kind.action == "poison" and now_s - h.at_s < POISON_S for h in self.harms)
-        return "bystander of poison" if recent and cause.endswith("request_kills_engines") else None
+    def _excused(self, cause: str, sent_s: float) -> str | None:
+        """Returns what explains that a request, sent at `sent_s`, was refused as poison, or None."""
+        return bystander(cause, self.harms, sent_s, self.clients.clock.now_s)
 
     async def _send_poison(self, part: str) -> None:
         """Sends a prompt that kills two engines of a role, on a connection of its own."""

@@ -72,6 +72,8 @@ SEEDS_FROM = 10
 RIVALS = ("fair", "sjf", "edf", "karuna")
 SWEPT_FORM, PRUNED = "mfs-swept", "mfs-pruned"
 OURS = {"mfs": "MFS", SWEPT_FORM: "MFS with Q_1 = 1, K = 2", PRUNED: "MFS with pruning"}
+EARLIER = {"mfs-late": "MFS with Q_1 = 1"}
+"""A form that results of `mfs_moe` have from before `mfs_thresholds`, and that does not run any more."""
 POLICIES = (*RIVALS, *OURS)
 # ASSUMPTION: MFS names no drop budget. This is the default of live agents (`actors.flow.config`).
 DROP_SHARE = 0.1
@@ -180,6 +182,7 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
+    "mfs-late": Form("mfs", {"scale": 4.0}),
     SWEPT_FORM: Form("mfs", SWEPT),
     PRUNED: Form("mfs", drop_share=DROP_SHARE),
 }

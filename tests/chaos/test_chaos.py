@@ -28,6 +28,8 @@ def run(setup: Setup, logs: Path) -> dict[str, Any]:
     assert len(result["faults"]) >= LEAST_FAULTS
     assert result["requests"] >= 20
     assert result["right"] + sum(result["apart"].values()) >= result["requests"]
+    met_two = sum(n for cause, n in result["apart"].items() if cause.startswith("bystander of two faults"))
+    assert met_two <= 1, result["apart"]
     return result
 
 

@@ -1,0 +1,43 @@
+"""Which refusals as poison count apart: those of bystanders of poison, or of two faults that took two engines of a role
+in the life of the request.
+"""
+
+import pytest
+
+from benchmarks.chaos.harm import Harm
+from benchmarks.chaos.run import bystander
+from benchmarks.chaos.schedule import Fault, Kind
+
+REFUSED = "500 request_kills_engines"
+SENT_S, FAILED_S = 100.0, 110.0
+
+
+def harm(action: str, part: str, at_s: float, seconds: float = 0.0) -> Harm:
+    return Harm(Fault(Kind(action, part), seconds, 0), f"{part} of {at_s:g} s", at_s, at_s + seconds)
+
+
+@pytest.mark.parametrize(
+    ("harms", "of"),
+    [
+        ([], None),
+        ([harm("kill", "decode", 101.0)], None),
+        ([harm("kill", "decode", 101.0), harm("stop", "decode", 104.0, 20.0)], "bystander of two faults"),
+        ([harm("kill", "core", 101.0), harm("stall", "decode", 104.0, 20.0)], "bystander of two faults"),
+        # one of each role: no request has died twice in a row with the same task
+        ([harm("kill", "decode", 101.0), harm("kill", "prefill", 104.0)], None),
+        # neither takes an engine away from its requests
+        ([harm("slow", "decode", 101.0, 9.0), harm("fail", "decode", 104.0, 9.0)], None),
+        ([harm("kill", "router", 101.0), harm("kill", "router", 104.0)], None),
+        # who comes to a silent engine is no suspect, and what comes later was no cause
+        ([harm("stop", "decode", 99.0, 60.0), harm("kill", "decode", 104.0)], None),
+        ([harm("kill", "decode", 101.0), harm("kill", "decode", 111.0)], None),
+        ([harm("memory", "prefill", 95.0, 20.0), harm("kill", "prefill", 104.0)], "bystander of two faults"),
+        ([harm("poison", "decode", 85.0)], "bystander of poison"),
+        ([harm("poison", "decode", 75.0)], None),
+    ],
+)
+def test_a_refusal_as_poison_is_explained_by_poison_or_by_two_faults_on_one_role(
+    harms: list[Harm], of: str | None
+) -> None:
+    assert bystander(REFUSED, harms, SENT_S, FAILED_S) == of
+    assert bystander("503 retry_budget", harms, SENT_S, FAILED_S) is None
