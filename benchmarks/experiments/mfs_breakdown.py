@@ -12,7 +12,7 @@ A policy that has 2.2 times the attainment of another leaves that one below 45 %
 rival's request is in time here, so there is no earliness. After the first reports, which had two seeds, 0.5 requests/s
 was therefore added with the same aims, and six seeds. It is a rate of `mfs_moe` for this model, not one that was
 looked for. Karuna paces a transfer to end when it is due, so its earliness is nearly 0 and no base of a percentage; nor
-is that of a policy with fewer than `ENOUGH` of its requests in time.
+is that of a policy with fewer than `ENOUGH` of its requests in time (`mfs_common.earliness`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ SUMMARY = "MFS's breakdown: collectives, earliness and attainment of flow polici
 SEEDS = (6, 1)
 MODEL, WORK = "dbrx", "conversation"
 PAPER_RATE, MIDDLE, LOWER = 0.7, 0.5, 0.4
-ENOUGH = 0.05
-"""The least share of requests in time of which a mean earliness is taken (ASSUMPTION)."""
 RATES = (PAPER_RATE, MIDDLE, LOWER)
 CCT, EARLINESS, ATTAINMENT = -52.0, -42.0, 2.2  # Figure 13 and its text
 
@@ -79,7 +77,7 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
             share = ATTAINMENT if at_paper and rival == "fair" else None
             rows += [
                 change(results, f"{what}: mean CCT", *names, "cct_mean_s", cct),
-                _earliness(results, f"{what}: earliness of requests in time", *names, early),
+                earliness(results, f"{what}: earliness of requests in time", *names, early),
                 ratio(results, f"{what}: in time", *names, "ttft_slo_share", share),
             ]
     for policy in (*RIVALS, *OURS):
@@ -90,20 +88,6 @@ def _of_rate(results: Results, rate: float) -> list[Row]:
         mean_ms = 1e3 * results.mean(name, "ttft_mean_s")
         rows.append(Row(f"at {rate:g}/s, {policy}: mean TTFT", None, mean_ms, "ms"))
     return rows
-
-
-def _earliness(results: Results, what: str, rival: str, ours: str, paper: float | None) -> Row:
-    """Returns a row with the change of the mean earliness; None where too few requests are in time, or where the
-    rival's is no base (see this module's docstring).
-    """
-    few = [name for name in (rival, ours) if results.mean(name, "ttft_slo_share") < ENOUGH]
-    if few:
-        note = f"fewer than {100 * ENOUGH:g} % in time: {', '.join(name.split()[-1] for name in few)}"
-        return Row(what, paper, None, "%", None, "" if paper is None else f"at most {paper:g} %", None, note)
-    if rival.endswith("karuna"):
-        ours_percent = 100 * results.mean(ours, EARLY) if results.measured(ours, EARLY) else None
-        return Row(f"{what}, of the SLO; Karuna's is nearly 0", None, ours_percent, "%")
-    return earliness(results, what, rival, ours, paper)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:

@@ -11,7 +11,7 @@ of its requests in time to where fair sharing fails. The paper's rate of Figure 
 there under every policy, so its breakdown stands beside one at the rate at which attainment is compared.
 
 Aims, set before the runs: the paper's upper ends, 1.6x and 1.9x of Karuna's attainment, 1.15x of its rate on agents.
-Figure 14 (collectives, and earliness as in `mfs_breakdown`) has no printed figures; ours stand without aims.
+Figure 14 (collectives, and earliness) has no printed figures; ours stand without aims.
 """
 
 from __future__ import annotations

@@ -207,8 +207,10 @@ class Bench:
         await client.connect()
         await self._warm(client)
         workload, decodes = self.plan.workload, self.plan.sizes.decodes
-        first = FIRST_LONE if workload.fresh else 0
-        lone = {kind: [Arrival(0.0, kind, first + n, n % decodes) for n in range(LONE)] for kind in KINDS}
+        lone = {
+            kind: [Arrival(0.0, kind, lone_prompt(workload, kind, n), n % decodes) for n in range(LONE)]
+            for kind in KINDS
+        }
         for arrivals_of in lone.values():
             await self._fill(client, arrivals_of)
         asks = {kind: [await client.alone(arrival) for arrival in lone[kind]] for kind in KINDS}
@@ -290,6 +292,15 @@ class Bench:
 
     def _received_bytes(self) -> int:
         return 0 if self.pair is None else self.pair.received_bytes()
+
+
+def lone_prompt(workload: Workload, kind: Kind, place: int) -> int:
+    """Returns the number of the prompt of a request that is sent alone: a fresh one, or one of the pool, because a
+    prompt that nobody has cached would add its computation to what a class takes by itself.
+    """
+    if workload.fresh:
+        return FIRST_LONE + place
+    return place % (workload.tight_prompts if kind == "tight" else workload.loose_prompts)
 
 
 def _promise(lone: Mapping[str, Any], kind: Kind, workload: Workload) -> Promise:

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from benchmarks.mfs.__main__ import FIRST_LONE, LONE, lone_prompt
 from benchmarks.mfs.workload import BLOCK_TOKENS, KINDS, Kind, Workload, arrivals, rate
 
 
@@ -73,3 +74,11 @@ def test_cold_requests_are_spread_over_the_other_prefill_engines_and_nothing_els
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         arrivals(Workload(), 0.0, 2, 1)
+
+
+def test_a_request_that_is_sent_alone_has_a_prompt_that_is_cached_or_one_that_is_filled_before() -> None:
+    workload = Workload(tight_prompts=8, loose_prompts=4)
+    assert [lone_prompt(workload, "tight", n) for n in range(LONE)] == list(range(8))
+    assert [lone_prompt(workload, "loose", n) for n in range(LONE)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    fresh = [lone_prompt(Workload(fresh=True), "loose", n) for n in range(LONE)]
+    assert fresh == list(range(FIRST_LONE, FIRST_LONE + LONE))
