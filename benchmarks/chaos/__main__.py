@@ -5,6 +5,7 @@
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
+    python -m benchmarks.chaos --flow --engines vllm       the same over NIXL
     python -m benchmarks.chaos --gcs                       also loses Ray's control process, whose state is in Redis
     python -m benchmarks.chaos --scaling                   with an autoscaler, while numbers of engines are ordered
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--flow",
         action="store_true",
-        help="sim engines whose reads of KV are scheduled, and faults of the agent",
+        help="reads of KV are scheduled, and there are faults of the agent",
     )
     parser.add_argument(
         "--gcs",
@@ -93,6 +94,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--gcs is for sim engines with Ray")
     if args.scaling and (args.bare or args.flow or args.gcs or args.soak or args.engines != "sim"):
         parser.error("--scaling is for sim engines with Ray, without --flow, --gcs and --soak")
+    if args.engines == "vllm" and (args.bare or args.soak):
+        parser.error("--bare and --soak are for sim engines")
     if args.gcs and not has_redis():
         return without_redis(sim_setup())
     minutes = args.minutes or (60.0 if args.soak else 10.0)
@@ -250,7 +253,7 @@ def _judge(ask: Ask, answer: Answer) -> tuple[str, str] | None:
 
 def _setup(args: argparse.Namespace) -> Setup:
     if args.engines == "vllm":
-        setup = vllm_setup(args.clients or 3, args.every_s or 5.0, args.ingresses)
+        setup = vllm_setup(args.clients or 3, args.every_s or 5.0, args.ingresses, args.flow)
     else:
         setup = sim_setup(
             args.clients or (16 if args.soak else 32),

@@ -147,8 +147,11 @@ def sim_setup(
     return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by, scaled=scaling)
 
 
-def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2) -> Setup:
+def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2, flow: bool = False) -> Setup:
     """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine.
+
+    With `flow` an agent schedules their reads over NIXL, and is killed and stopped as well, while decode engines and
+    their cores die with chunks on their way.
 
     They share those cores with each other, with Ray and with this program, so clients are few and looks are rare.
     """
@@ -163,6 +166,7 @@ def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2) -> Se
             {"name": "prefill", "role": "prefill", "kind": "vllm", "options": options},
             {"name": "decode", "role": "decode", "kind": "vllm", "replicas": 2, "options": options},
         ],
+        "flow": {"enabled": flow},
         "ingress": {"replicas": ingresses, "options": PATIENCE},
     }
     parts = {
@@ -174,4 +178,7 @@ def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2) -> Se
         "proxy": 1,
         "core": 3,
     }
-    return Setup("vllm", parts, VLLM, clients, 0.1, every_s, 400.0, args, survey_s=1.0)
+    if flow:
+        parts["agent"] = 1
+    kinds = [*VLLM, *(kind for kind in FLOW if flow and kind.part == "agent")]
+    return Setup("vllm", parts, kinds, clients, 0.1, every_s, 400.0, args, survey_s=1.0)

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.run import bystander
 from benchmarks.chaos.schedule import Fault, Kind
+from benchmarks.chaos.setups import vllm_setup
 
 REFUSED = "500 request_kills_engines"
 SENT_S, FAILED_S = 100.0, 110.0
@@ -41,3 +42,11 @@ def test_a_refusal_as_poison_is_explained_by_poison_or_by_two_faults_on_one_role
 ) -> None:
     assert bystander(REFUSED, harms, SENT_S, FAILED_S) == of
     assert bystander("503 retry_budget", harms, SENT_S, FAILED_S) is None
+
+
+def test_vllm_engines_whose_reads_are_scheduled_have_an_agent_which_fails_as_well() -> None:
+    plain, scheduled = vllm_setup(), vllm_setup(flow=True)
+    assert {kind.part for kind in scheduled.kinds} - {kind.part for kind in plain.kinds} == {"agent"}
+    assert "agent" not in plain.parts
+    assert scheduled.parts["agent"] == 1
+    assert [setup.args["flow"]["enabled"] for setup in (plain, scheduled)] == [False, True]
