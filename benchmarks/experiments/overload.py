@@ -170,6 +170,7 @@ def run_one(config: Config, seed: int) -> Metrics:
         "late_share": sum(r.finished_s is not None and not meets_slo(r) for r in records)
         / max(1, len(records)),
         "throughput_tok_s": result.steps.tokens / result.duration_s,
+        "wasted_prefill_share": _wasted(records),
     }
     for name, (_, _, slo) in CLASSES.items():
         of = [r for r in records if r.request_class == name]
@@ -190,6 +191,13 @@ def run_one(config: Config, seed: int) -> Metrics:
 def _work(config: Config, r: RequestRecord) -> int:
     """Returns the tokens of a request that the tightest resource works on."""
     return r.prompt_tokens if config["cell"] == "prefill" else r.output_tokens
+
+
+def _wasted(records: list[RequestRecord]) -> float:
+    """Returns the share of the computed prompt tokens whose requests were refused later or missed an objective."""
+    computed = [r for r in records if r.prefill_done_s is not None]
+    wasted = sum(r.prompt_tokens for r in computed if not meets_slo(r))
+    return wasted / max(1, sum(r.prompt_tokens for r in computed))
 
 
 def _percentile(values: list[float], q: float) -> float | None:

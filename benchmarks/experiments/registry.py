@@ -16,6 +16,7 @@ EXPERIMENTS: dict[str, str] = {
     "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
     "overload": "benchmarks.experiments.overload",
+    "overload_shedding": "benchmarks.experiments.overload_shedding",
     "fairness": "benchmarks.experiments.fairness",
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",

@@ -4,8 +4,9 @@ The policies are those of the live side `sluice`, down to the pair of routing po
 a choice. Not claimed: a setup on vLLM, whose engine's timing on these cores is not known to the simulator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from app.config import RouterConfig
 from benchmarks.overload.load import PRIORITY, SLO_S, WEIGHTS, Times, Work
@@ -20,8 +21,8 @@ from policies.engine_model.timing import PROFILES
 from policies.state.views import Role
 
 
-def sim_config(seed: int, cut_s: float) -> SimConfig:
-    """Returns the configuration of the side `sluice` for the simulator."""
+def sim_config(seed: int, cut_s: float, params: Mapping[str, Any] | None = None) -> SimConfig:
+    """Returns the configuration of the side `sluice` for the simulator, with `params` of its admission policy."""
     profile = replace(PROFILES["tick_1ms"], **sim_timing())
     router = RouterConfig()
     return SimConfig(
@@ -31,7 +32,7 @@ def sim_config(seed: int, cut_s: float) -> SimConfig:
         ),
         prefill=(router.prefill.name, router.prefill.params),
         decode=(router.decode.name, router.decode.params),
-        admission=("by_wait", {}),
+        admission=("by_wait", params or {}),
         fairness=("vtc", {}),
         dispatch=DispatchConfig(seed=seed),
         seed=seed,
@@ -40,8 +41,10 @@ def sim_config(seed: int, cut_s: float) -> SimConfig:
     )
 
 
-def simulated(load: Sequence[Work], times: Times, seed: int) -> list[Outcome]:
-    """Returns the outcomes of a load in the simulator, in the same order."""
+def simulated(
+    load: Sequence[Work], times: Times, seed: int, params: Mapping[str, Any] | None = None
+) -> list[Outcome]:
+    """Returns the outcomes of a load in the simulator, in the same order, with `params` of its admission policy."""
     requests = [
         WorkloadRequest(
             f"r{index}",
@@ -57,7 +60,9 @@ def simulated(load: Sequence[Work], times: Times, seed: int) -> list[Outcome]:
         )
         for index, work in enumerate(load)
     ]
-    records = {one.request_id: one for one in simulate(sim_config(seed, times.cut_s), requests).requests}
+    records = {
+        one.request_id: one for one in simulate(sim_config(seed, times.cut_s, params), requests).requests
+    }
     return [_outcome(work, records[f"r{index}"], times.cut_s) for index, work in enumerate(load)]
 
 

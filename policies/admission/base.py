@@ -25,7 +25,9 @@ class Moment(StrEnum):
     ARRIVAL = "arrival"
     """The request has arrived and would be the last of its priority in the queue."""
     TURN = "turn"
-    """The request would be sent to a prefill worker now."""
+    """The request is queued, and judged as one that would be sent to a prefill worker now, whether or not it is the
+    head of the queue.
+    """
     POOLED = "pooled"
     """The request waits for a decode worker, with its prompt computed."""
 
@@ -42,7 +44,8 @@ class Verdict(StrEnum):
 @record
 class Case:
     """One request at one moment. `queued` are the requests that the queue serves before it, and `without_slot` those
-    beyond the queue that get a decode slot before it: their prompts are computed now or wait in the pool.
+    beyond the queue that get a decode slot before it: their prompts are computed now or wait in the pool. Where it
+    contains requests that are only expected to come, `without_slot_now` are those that are there; None: all are.
 
     A `committed` request must not be refused: it is a retry, it goes on after a migration, or its prompt was computed
     before. Its objectives count from `counts_from_s`.
@@ -55,6 +58,7 @@ class Case:
     queued: Backlog = NOTHING
     without_slot: Backlog = NOTHING
     committed: bool = False
+    without_slot_now: Backlog | None = None
 
 
 class Prefiller(NamedTuple):

@@ -9,6 +9,8 @@
     e            = sequences before it that hold no slot yet + its own - free slots                    (0 if negative)
     departures_per_s = slots / (output_tokens * token_s)
     refused where  waited_s + (1 + margin) * (the other terms) > budget_s
+    at_best_s  = expected_s with z = 0, no urgent rates, and of what is before it only what is there already
+    shed where     both sums are above budget_s; with `shed_by` "forecast" where the one with the margin is
 
 All rates are measured (`rates`); output_tokens is the mean forecast of the sequences before it, or where there is no
 predictor what ended sequences had. z is `deviations`: departures come at random, so that the wait for e of them has a
@@ -19,15 +21,26 @@ until the request is late, counts as before it, but no more than that class gets
 the request waits for a slot first and computes its prompt there, so queue_s is slot_s, and there is no pool and
 transfer. A term of which nothing was measured yet counts as 0: what it takes shows when the request has its turn.
 
-A request is judged again when it has its turn, and while it waits in the pool: what cannot make its objective any more
-is shed, before more is spent on it. A request that would wait in the pool for longer than `hold_s` with its prompt
-computed is held in the queue, so that the pressure of decode reaches the queue before a prefill is spent. So is one
-that would wait for longer than `ahead_s` inside its prefill engine, where nothing more urgent could overtake it.
+A request is judged again when it has its turn, at each tick while it is queued, and while it waits in the pool: what
+cannot make its objective any more is shed, before more is spent on it. `shed_by` says by which sum. The forecast moves
+from tick to tick, above all with the urgent rates. Its margins make up for that at the arrival, where a request is
+judged once; judged again and again by the same sum, it is shed in the first bad moment of many, although it costs no
+engine anything while it is queued. With "optimistic" it is shed only where the sum at best misses the objective, too.
+In between it is in doubt: it keeps its turn, and is held or sent as others are. It goes before the newest of its
+tenant, since LIFO begins with what is shed. If its prompt is computed and it misses after all, the time of the prefill
+worker is lost for everybody, and where tenants have counters the prompt stays charged to its own. The sum at best takes
+the mean rate of departures, so a request that is shed by it might have been lucky.
+
+A request that would wait in the pool for longer than `hold_s` with its prompt computed is held in the queue, so that
+the pressure of decode reaches the queue before a prefill is spent. So is one that would wait for longer than `ahead_s`
+inside its prefill engine, where nothing more urgent could overtake it. Both go by the forecast.
 
 A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
 get before it:
 
     (1 + tpot_margin) * (token_s + token_per_sequence_s * sequences more on each worker) <= tpot_slo_s
+
+That sum is the forecast's at every moment: a request whose tokens would be too slow makes those of others slower.
 
 Requests without objectives and committed ones (`base.Case`) are held, and never refused. Adaptive LIFO, by which the
 newest goes first while the oldest is late, is the dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM
@@ -37,7 +50,7 @@ Not claimed: fairness between tenants, which is `policies.fairness`; waits are e
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 from policies.admission.base import (
@@ -52,12 +65,15 @@ from policies.admission.base import (
 )
 from policies.request.terms import Mode
 from policies.routing.base import Needs
-from policies.routing.params import Number, check
+from policies.routing.params import Number, OneOf, check
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.waiting import Backlog
 
 LEAST_SHARE = 0.1
 """Least share of the service that is expected to be left for a request however much comes that is more urgent."""
+
+FORECAST, OPTIMISTIC = "forecast", "optimistic"
+EXPECTED, AT_BEST = "the first token is expected after", "the first token comes at best after"
 
 Terms = dict[str, float]
 
@@ -92,6 +108,10 @@ class ByWait:
     """Longest work of the least loaded prefill worker for which a further prompt is sent to one; infinity holds
     nothing.
     """
+    shed_by: Annotated[str, OneOf((FORECAST, OPTIMISTIC))] = FORECAST
+    """Sum by which a request that was taken is shed as late: `forecast` is the one with all margins, by which it was
+    taken; `optimistic` is the sum at best, without `margin`, `deviations`, and more urgent requests yet to come.
+    """
     name: str = "by_wait"
     paper: ClassVar[str] = (
         "ours; queues with priorities after Cobham 1954, LIFO under overload after Maurer 2015"
@@ -108,40 +128,78 @@ class ByWait:
     def judge(self, case: Case, outlook: Outlook) -> Judgement:
         if outlook.sleeps:
             return ADMITTED
-        slo_s, tpot_s = case.request.terms.ttft_slo_s, case.request.terms.tpot_slo_s
-        if slo_s is None and tpot_s is None and case.moment is not Moment.TURN:
+        slo_s = case.request.terms.ttft_slo_s
+        if slo_s is None and case.request.terms.tpot_slo_s is None and case.moment is not Moment.TURN:
             return ADMITTED
-        found = self._expected(case, outlook)
+        found = self._expected(case, outlook, self.deviations)
         if found is None:
             return ADMITTED
-        token_s = found.token_s
         terms = {"waited_s": max(0.0, case.now_s - case.counts_from_s), **found.terms}
-        wait_s = terms["queue_s"] + terms["pool_s"]
+        judged = Judgement(Verdict.ADMIT, "", slo_s, terms, terms["queue_s"] + terms["pool_s"])
         if not case.committed:
-            if tpot_s is not None and token_s is not None and (1.0 + self.tpot_margin) * token_s > tpot_s:
-                allowed = f"and the request allows {1e3 * tpot_s:.0f} ms"
-                said = f"a token is expected to take {1e3 * token_s:.0f} ms, {allowed}"
-                if case.moment is not Moment.POOLED:
-                    return Judgement(
-                        Verdict.REFUSE, "tpot_objective", tpot_s, {"token_s": token_s}, wait_s, said
-                    )
-            left_s = sum(terms.values()) - terms["waited_s"]
-            if slo_s is not None and terms["waited_s"] + (1.0 + self.margin) * left_s > slo_s:
-                reason = "ttft_objective" if case.moment is Moment.ARRIVAL else "late"
-                return Judgement(Verdict.REFUSE, reason, slo_s, terms, wait_s, in_words(terms, slo_s))
-        if case.moment is Moment.TURN:
-            blind = found.slot_unknown and math.isfinite(self.hold_s)
-            if blind or terms["pool_s"] > self.hold_s:
-                return Judgement(Verdict.HOLD, "decode_full", slo_s, terms, wait_s)
-            if found.ahead_s > self.ahead_s:
-                return Judgement(Verdict.HOLD, "prefill_full", slo_s, terms, wait_s)
-        return Judgement(Verdict.ADMIT, "", slo_s, terms, wait_s) if slo_s is not None else ADMITTED
+            judged = self._by_tokens(case, found, judged) or self._by_first_token(case, outlook, judged)
+        if case.moment is Moment.TURN and judged.verdict is Verdict.ADMIT and (busy := self._busy(found)):
+            return Judgement(Verdict.HOLD, busy, slo_s, terms, judged.wait_s)
+        return ADMITTED if slo_s is None and judged.verdict is Verdict.ADMIT else judged
+
+    def _by_tokens(self, case: Case, found: _Way, forecast: Judgement) -> Judgement | None:
+        """Returns the refusal of a request whose tokens would take longer than its objective allows; None if they do
+        not, or if its prompt is computed already.
+        """
+        tpot_s, token_s = case.request.terms.tpot_slo_s, found.token_s
+        if tpot_s is None or token_s is None or case.moment is Moment.POOLED:
+            return None
+        if (1.0 + self.tpot_margin) * token_s <= tpot_s:
+            return None
+        allowed = f"and the request allows {1e3 * tpot_s:.0f} ms"
+        said = f"a token is expected to take {1e3 * token_s:.0f} ms, {allowed}"
+        return Judgement(
+            Verdict.REFUSE, "tpot_objective", tpot_s, {"token_s": token_s}, forecast.wait_s, said
+        )
+
+    def _by_first_token(self, case: Case, outlook: Outlook, forecast: Judgement) -> Judgement:
+        """Returns the refusal of a request whose first token would come too late, else the forecast, with a sentence in
+        it if the request is in doubt.
+        """
+        slo_s, terms, wait_s = case.request.terms.ttft_slo_s, forecast.terms, forecast.wait_s
+        if slo_s is None:
+            return forecast
+        waited_s = terms["waited_s"]
+        if waited_s + (1.0 + self.margin) * (forecast.expected_s - waited_s) <= slo_s:
+            return forecast
+        if case.moment is Moment.ARRIVAL or self.shed_by == FORECAST:
+            reason = "ttft_objective" if case.moment is Moment.ARRIVAL else "late"
+            return Judgement(Verdict.REFUSE, reason, slo_s, terms, wait_s, in_words(terms, slo_s))
+        best = self._at_best(case, outlook, forecast)
+        best_s = sum(best.values())
+        if best_s > slo_s:
+            # another try is judged by the forecast, and so is its wait
+            return Judgement(Verdict.REFUSE, "late", slo_s, best, wait_s, in_words(best, slo_s, AT_BEST))
+        doubt = f"in doubt: {in_words(terms, slo_s)}; at best it comes after {best_s:.1f} s"
+        return Judgement(Verdict.ADMIT, "", slo_s, terms, wait_s, doubt)
+
+    def _busy(self, found: _Way) -> str:
+        """Returns why a request is held at its turn, "" if it is not."""
+        blind = found.slot_unknown and math.isfinite(self.hold_s)
+        if blind or found.terms["pool_s"] > self.hold_s:
+            return "decode_full"
+        return "prefill_full" if found.ahead_s > self.ahead_s else ""
 
     # ------------------------------------------------------------------------------------------------ expectations
 
-    def _expected(self, case: Case, outlook: Outlook) -> _Way | None:
-        """Returns the way that is expected to be the shorter one; None where no worker takes such requests."""
-        terms, request = case.request.terms, case.request
+    def _at_best(self, case: Case, outlook: Outlook, forecast: Judgement) -> Mapping[str, float]:
+        """Returns the terms of the shorter way if nothing more urgent comes and sequences end at their mean rate."""
+        if case.without_slot_now is not None:
+            case = replace(case, without_slot=case.without_slot_now)
+        calm = replace(outlook, urgent_tokens_per_s=0.0, urgent_sequences_per_s=0.0)
+        way = self._expected(case, calm, 0.0)
+        return forecast.terms if way is None else {"waited_s": forecast.terms["waited_s"], **way.terms}
+
+    def _expected(self, case: Case, outlook: Outlook, deviations: float) -> _Way | None:
+        """Returns the way that is expected to be the shorter one; None where no worker takes such requests. The wait
+        for a slot is this many deviations above its mean.
+        """
+        terms = case.request.terms
         split, whole, decode = outlook.prefill, outlook.colocated, outlook.decode
         if terms.local or terms.mode is Mode.COLOCATED:
             split = None
@@ -155,14 +213,20 @@ class ByWait:
             share = decode.slots / (decode.slots + whole.slots)
         ways: list[_Way] = []
         if split is not None and decode is not None:
-            ways.append(self._split(case, split, decode, outlook, share))
+            ways.append(self._split(case, split, decode, outlook, share, deviations))
         if whole is not None:
             part = 1.0 if split is None or decode is None else 1.0 - share
-            ways.append(self._whole(case, whole, outlook, part, request.prompt_tokens))
+            ways.append(self._whole(case, whole, outlook, part, deviations))
         return min(ways, key=lambda way: sum(way.terms.values()), default=None)
 
     def _split(
-        self, case: Case, prefill: PrefillTier, decode: DecodeTier, outlook: Outlook, share: float
+        self,
+        case: Case,
+        prefill: PrefillTier,
+        decode: DecodeTier,
+        outlook: Outlook,
+        share: float,
+        deviations: float,
     ) -> _Way:
         """Returns the way of a request whose prompt is computed on another worker than decodes it."""
         prompt = case.request.prompt_tokens + PROMPT_TOKENS
@@ -177,7 +241,7 @@ class ByWait:
             queue_s = prefill.start_s(share * queued) / left
             prefill_s = prompt * len(prefill.workers) / speed
         before = share * case.queued.sequences + case.without_slot.sequences
-        slot_s = self._slot_s(before, case, decode, outlook)
+        slot_s = self._slot_s(before, case, decode, outlook, deviations)
         terms = {
             "queue_s": queue_s,
             "prefill_s": prefill_s,
@@ -187,22 +251,23 @@ class ByWait:
         }
         return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.workers[0].busy_s)
 
-    def _whole(
-        self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, prompt_tokens: int
-    ) -> _Way:
+    def _whole(self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, deviations: float) -> _Way:
         """Returns the way of a request whose prompt is computed where it is decoded."""
         before = share * case.queued.sequences
-        slot_s = self._slot_s(before, case, tier, outlook)
+        slot_s = self._slot_s(before, case, tier, outlook, deviations)
+        prompt = case.request.prompt_tokens + PROMPT_TOKENS
         terms = {
             "queue_s": slot_s or 0.0,
-            "prefill_s": (tier.prompt_token_s or 0.0) * (prompt_tokens + PROMPT_TOKENS),
+            "prefill_s": (tier.prompt_token_s or 0.0) * prompt,
             "pool_s": 0.0,
             "transfer_s": 0.0,
             "first_step_s": 0.0,
         }
         return _Way(terms, _token_s(before, case, tier))
 
-    def _slot_s(self, before: float, case: Case, tier: DecodeTier, outlook: Outlook) -> float | None:
+    def _slot_s(
+        self, before: float, case: Case, tier: DecodeTier, outlook: Outlook, deviations: float
+    ) -> float | None:
         """Returns the expected time until a slot is free for the request; None where there is none and nothing was
         measured.
         """
@@ -216,7 +281,7 @@ class ByWait:
         if tier.token_s is None or tokens is None:
             return None
         departures_per_s = _left(tier.slots / (tokens * tier.token_s), outlook.urgent_sequences_per_s)
-        return (excess + self.deviations * math.sqrt(excess)) / departures_per_s
+        return (excess + deviations * math.sqrt(excess)) / departures_per_s
 
 
 def _left(per_s: float, urgent_per_s: float) -> float:
@@ -238,12 +303,11 @@ def _token_s(before: float, case: Case, tier: DecodeTier) -> float | None:
     return tier.token_s + tier.token_per_sequence_s * more / tier.workers
 
 
-def in_words(terms: Mapping[str, float], budget_s: float) -> str:
-    """Returns the sum of the terms of an expected time as a sentence."""
+def in_words(terms: Mapping[str, float], budget_s: float, said: str = EXPECTED) -> str:
+    """Returns the sum of the terms of a time as a sentence that begins with what is `said` of it."""
     parts = " + ".join(
         f"{name.removesuffix('_s').replace('_', ' ')} {value:.2f}"
         for name, value in terms.items()
         if value >= 0.005
     )
-    expected = f"the first token is expected after {sum(terms.values()):.1f} s ({parts})"
-    return f"{expected}, and the request allows {budget_s:g} s"
+    return f"{said} {sum(terms.values()):.1f} s ({parts}), and the request allows {budget_s:g} s"

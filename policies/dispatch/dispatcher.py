@@ -34,7 +34,8 @@ that these rules allow:
   raised to the next more urgent class in which something waits there.
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
   While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
-  that is not refused goes first. A request that the policy holds keeps its turn. The policy `open` does none of this.
+  that is not refused goes first. A request that the policy holds keeps its turn: nobody passes it, of whatever tenant
+  or class. At each tick all queued requests are judged as at their turn. The policy `open` does none of this.
 
 Entries are served by (priority or counter of the class, tenant's counter, arrival), in the pool those first whose
 prefill worker drains.

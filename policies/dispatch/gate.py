@@ -113,15 +113,17 @@ class Gate:
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
 
     def has_turn(self, request: Request, snapshot: Snapshot, fleet: "Fleet") -> Judgement:
-        """Judges a request whose prompt would be computed now."""
+        """Judges a queued request as one whose prompt would be computed now."""
+        coming = self._coming(request, snapshot.now_s)
         case = Case(
             request,
             Moment.TURN,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
             NOTHING,
-            self._state.without_slot_before(request, self._coming(request, snapshot.now_s)),
+            self._state.without_slot_before(request, coming),
             self._committed(request, 0),
+            None if coming is None else self._state.without_slot_before(request),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
 

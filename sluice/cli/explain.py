@@ -145,14 +145,17 @@ def _flow(flow: KvFlow) -> str:
 
 
 def _admission(made: Decision) -> list[str]:
-    """Returns a line with the sum that the admission policy has compared with the objective, or nothing."""
+    """Returns a line with the sum that the admission policy has compared with the objective, and one with what it says
+    in words, as far as there are any.
+    """
     judged = made.admission
     if judged is None or not judged.terms:
         return []
     named = " + ".join(f"{name.removesuffix('_s')} {value:.3f}" for name, value in judged.terms.items())
     limit = "no objective" if judged.budget_s is None else f"objective {judged.budget_s:g} s"
     each = "a token" if "token_s" in judged.terms else "first token"
-    return [f"   admission {each} expected after {sum(judged.terms.values()):.3f} s = {named}; {limit}"]
+    line = f"   admission {each} expected after {sum(judged.terms.values()):.3f} s = {named}; {limit}"
+    return [line, *([f"   because  {judged.detail}"] if judged.detail else [])]
 
 
 def _turn(made: Decision) -> list[str]:

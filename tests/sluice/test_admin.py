@@ -242,6 +242,17 @@ def test_explain_shows_the_sum_of_the_admission_policy(server: ContractServer, c
     )
     assert out.count(f"   admission {total}\n") == 2
     assert "   admission a token expected after 0.030 s = token 0.030; objective 0.02 s" in out
+    assert "because" not in out
+
+
+def test_explain_says_why_a_request_in_doubt_was_taken(server: ContractServer, capsys: Captured) -> None:
+    said = "in doubt: the first token is expected after 5.3 s, and the request allows 5 s; at best it comes after 4.2 s"
+    judged = {"verdict": "admit", "budget_s": 5.0, "terms": {"waited_s": 3.0, "pool_s": 2.3}, "detail": said}
+    taken = EXPLANATION["decisions"][0] | {"admission": judged}
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": [taken]}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    total = "first token expected after 5.300 s = waited 3.000 + pool 2.300; objective 5 s"
+    assert f"   admission {total}\n   because  {said}\n" in capsys.readouterr().out
 
 
 def test_explain_shows_whose_turn_it_was_and_who_was_ahead(server: ContractServer, capsys: Captured) -> None:

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.admission.base import ADMITTED, Case, Judgement, Outlook
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.gate import Gate
 from policies.fairness.base import FairnessPolicy, Turn
 from policies.fairness.none import NoFairness
 from policies.fairness.vtc import VirtualTokenCounter
 from policies.request.classes import class_weight
+from policies.request.terms import Terms
 from policies.state import events as ev
+from policies.state.views import Request
 from tests.policies.dispatch.test_sharing import Fleet, sent
 
 
@@ -209,6 +213,39 @@ def test_a_less_urgent_request_no_longer_waits_for_all_that_is_more_urgent() -> 
         name, actions = fleet.arrive("a", prompt=872, ttft_slo_s=30.0)
         taken[ratio] = name not in sent(actions, Reject)
     assert taken == {None: False, 4.0: True}
+
+
+class Asked:
+    """An admission policy that admits everything and keeps the case about which it was asked last."""
+
+    watches = True
+
+    def judge(self, case: Case, outlook: Outlook) -> Judgement:
+        self.case = case
+        return ADMITTED
+
+
+@pytest.mark.parametrize("ratio", [None, 4.0])
+def test_at_its_turn_a_request_is_shown_apart_from_what_is_only_expected_to_come(ratio: float | None) -> None:
+    fleet = Fleet(replace(weighted(), class_ratio=ratio), prefill=9, slots=99)
+    fleet.d.handle(ev.PoliciesChanged(0.0, admission=ev.PolicyChoice("by_wait")))
+    fleet.arrive("a", priority=0)
+    urgent = [fleet.arrive("a", priority=-1)[0] for _ in range(4)]
+    for name in urgent[1:]:
+        fleet.d.handle(ev.Closed(fleet.now_s, name, "cancelled"))
+    request = Request("r", fleet.now_s, 100, 100, terms=Terms(ttft_slo_s=30.0, tenant="a"))
+    asked = Asked()
+    gate = Gate(fleet.d.state, asked)  # type: ignore[arg-type]  # no policy of a registry
+    for _ in range(4):
+        gate.admitted(Request("u", fleet.now_s, 100, 100, terms=Terms(-1)), fleet.now_s)
+    gate.has_turn(request, fleet.d.state.snapshot(fleet.now_s, ()), fleet.d._fleet())
+    # two prompts are computed; 4 * ln 2 / 10 * 30 = 8.3 urgent ones are expected to come in 30 s, of which the ratio
+    # lets 4 * (1 + 1) = 8 pass it
+    there, shown = asked.case.without_slot_now, asked.case.without_slot
+    if ratio is None:
+        assert there is None and shown.sequences == 2
+    else:
+        assert there is not None and (there.sequences, shown.sequences) == (2, 1 + 8)
 
 
 # ------------------------------------------------------------------------------------------------------ properties

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,11 @@ from policies.admission.by_wait import ByWait
 from policies.admission.open import Open
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.fairness.base import FairnessPolicy
+from policies.fairness.none import NoFairness
+from policies.fairness.vtc import VirtualTokenCounter
+from policies.journal.lines import JournalWriter
+from policies.journal.replay import replay
 from policies.request.terms import Terms
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
@@ -20,6 +27,7 @@ from policies.state.views import Request, Role
 # prompts of this length count as 1,000 tokens
 PROMPT = 1000 - PROMPT_TOKENS
 PLAIN = ByWait(margin=0.0, deviations=0.0, tpot_margin=0.0)
+BOTH = pytest.mark.parametrize("shed_by", ["forecast", "optimistic"])
 
 
 class Fleet:
@@ -27,41 +35,58 @@ class Fleet:
     answer 100 tokens.
     """
 
-    def __init__(self, policy: ByWait | Open = PLAIN, slots: int = 2, prefill_slots: int = 1) -> None:
+    def __init__(
+        self,
+        policy: ByWait | Open = PLAIN,
+        slots: int = 2,
+        prefill_slots: int = 1,
+        fairness: FairnessPolicy = NoFairness(),  # noqa: B008  # frozen
+    ) -> None:
         config = DispatchConfig(queue_timeout_s=1e6, max_queue=64, status_stale_s=1e6)
-        self.d = Dispatcher(config, JoinShortestQueue(), JoinShortestQueue(), policy)
+        self.d = Dispatcher(config, JoinShortestQueue(), JoinShortestQueue(), policy, fairness)
         self.now_s = 0.0
+        self.journal: list[str] = []
+        self._writer = JournalWriter(self.journal.append, self.d, "test")
         for name, role, n in (("p", Role.PREFILL, prefill_slots), ("d", Role.DECODE, slots)):
-            self.d.handle(ev.EngineUp(0.0, name, role, "g", name, n, 10**6))
-            self.d.handle(ev.EngineStatus(0.0, name, 0, 0, 0))
+            self.handle(ev.EngineUp(0.0, name, role, "g", name, n, 10**6))
+            self.handle(ev.EngineStatus(0.0, name, 0, 0, 0))
+
+    def handle(self, event: ev.Event) -> list[Action]:
+        actions = self.d.handle(event)
+        self._writer.record(event, actions)
+        return actions
 
     def arrive(
-        self, name: str, slo_s: float | None = None, priority: int = 0, again: bool = False, **terms: float
+        self, name: str, slo_s: float | None = None, priority: int = 0, again: bool = False, **terms: Any
     ) -> list[Action]:
-        made = Terms(priority=priority, ttft_slo_s=slo_s, **terms)  # type: ignore[arg-type]
+        made = Terms(priority=priority, ttft_slo_s=slo_s, **terms)
         request = Request(name, self.now_s, PROMPT, 100, terms=made, again=again)
-        return self.d.handle(ev.Arrived(self.now_s, request))
+        return self.handle(ev.Arrived(self.now_s, request))
 
     def tick(self, after_s: float = 0.0) -> list[Action]:
         self.now_s += after_s
-        return self.d.handle(ev.Tick(self.now_s))
+        return self.handle(ev.Tick(self.now_s))
 
     def prefilled(self, name: str, after_s: float = 1.0) -> list[Action]:
         self.now_s += after_s
-        return self.d.handle(ev.PrefillDone(self.now_s, name, self.now_s + 600.0, 1, 0))
+        return self.handle(ev.PrefillDone(self.now_s, name, self.now_s + 600.0, 1, 0))
 
     def decode(self, *names: str) -> list[Action]:
         """Decodes 100 tokens of each sequence in 1 s, and ends them."""
         for name in names:
-            self.d.handle(ev.Admitted(self.now_s, name))
-        self.d.handle(ev.Progressed(self.now_s + 0.01, names[0], 1))
+            self.handle(ev.Admitted(self.now_s, name))
+        self.handle(ev.Progressed(self.now_s + 0.01, names[0], 1))
         self.now_s += 1.0
-        self.d.handle(ev.ProgressedMany(self.now_s, tuple((name, 100) for name in names)))
+        self.handle(ev.ProgressedMany(self.now_s, tuple((name, 100) for name in names)))
         self.tick()
         actions = []
         for name in names:
-            actions += self.d.handle(ev.Closed(self.now_s, name, "finished", 100))
+            actions += self.handle(ev.Closed(self.now_s, name, "finished", 100))
         return actions
+
+    def routed(self) -> list[str]:
+        """Returns the requests whose prompts were sent to an engine, in order."""
+        return re.findall(r'"action":"RoutePrefill","attempt_id":"(\w+)"', "".join(self.journal))
 
     def measure(self) -> None:
         """Has the gate measure what the engines do, and leaves the fleet empty."""
@@ -183,8 +208,9 @@ def test_a_sleeping_fleet_refuses_nothing_and_budgets_count_from_its_waking() ->
     assert route.waited_s == 30.0 and route.admission.terms["waited_s"] == 0.0
 
 
-def test_the_newest_goes_first_while_the_oldest_is_late() -> None:
-    fleet = Fleet()
+@BOTH
+def test_the_newest_goes_first_while_the_oldest_is_late(shed_by: str) -> None:
+    fleet = Fleet(dataclasses.replace(PLAIN, shed_by=shed_by))
     fleet.measure()
     fleet.arrive("a")
     for name, slo_s in (("r0", 2.5), ("r1", 3.5), ("r2", 6.5)):
@@ -200,14 +226,101 @@ def test_the_newest_goes_first_while_the_oldest_is_late() -> None:
     assert fleet.d.queue_size == 1
 
 
-def test_a_late_request_is_shed_though_it_is_not_the_head() -> None:
-    fleet = Fleet()
+@BOTH
+def test_a_late_request_is_shed_though_it_is_not_the_head(shed_by: str) -> None:
+    fleet = Fleet(dataclasses.replace(PLAIN, shed_by=shed_by))
     fleet.measure()
     fleet.arrive("a")
     fleet.arrive("patient")
     assert not fleet.arrive("hurried", slo_s=3.5)
     late = reject(fleet.tick(2.6))
     assert (late.attempt_id, late.reason, late.status) == ("hurried", "late", 429)
+
+
+@pytest.mark.parametrize(("shed_by", "first"), [("forecast", "new"), ("optimistic", "old")])
+def test_the_newest_does_not_go_before_an_oldest_that_is_only_in_doubt(shed_by: str, first: str) -> None:
+    fleet = Fleet(ByWait(shed_by=shed_by))
+    fleet.measure()
+    fleet.arrive("a")
+    # 1.2 * (1 + 1 + 0.01) s
+    assert not fleet.arrive("old", slo_s=3.0)
+    # the prompt of a takes 1.9 s, not 1 s: 1.9 + 1.2 * 1.01 = 3.112 s by the forecast, and 2.91 s at best
+    fleet.now_s += 1.9
+    assert not fleet.arrive("new", slo_s=6.0)
+    actions = fleet.prefilled("a", after_s=0.0)
+    assert [a.attempt_id for a in actions if isinstance(a, RoutePrefill)] == [first]
+    assert [a.attempt_id for a in actions if isinstance(a, Reject)] == (["old"] if first == "new" else [])
+    text = "".join(fleet.journal)
+    assert ('"detail":"in doubt: the first token is expected after 2.9 s' in text) == (first == "old")
+    assert all(step.equal for step in replay(text.splitlines()))
+
+
+def after_a_burst(shed_by: str) -> tuple[Fleet, list[Action]]:
+    """Returns a fleet in whose queue the request "modest" of the tenant "ant" waits, which allows 3.5 s, and behind it
+    "greedy" of "ox"; and what was done after a burst of more urgent requests, of which none is left, and by a tick.
+
+    The only slot is taken, and a prompt of "ox" waits in the pool. So "modest" expects its slot in (1 + 1.5 * sqrt(1))
+    / 1 = 2.5 s at one departure a second, and is taken: 1.2 * (2.5 + 0.01) = 3.01 s. The burst takes 4 * ln 2 / 10 of
+    these departures a second. Then the slot comes after 2.5 / 0.727 = 3.44 s by the forecast, and after 1 s at best, in
+    which the prompt is computed.
+    """
+    sharing = VirtualTokenCounter(slack_tokens=0.0, credit_tokens=0.0)
+    fleet = Fleet(ByWait(hold_s=10.0, shed_by=shed_by), slots=1, fairness=sharing)
+    fleet.measure()
+    # counting begins with the second tenant
+    for tenant in ("ant", "ox"):
+        fleet.arrive(tenant, tenant=tenant)
+        fleet.handle(ev.Closed(fleet.now_s, tenant, "cancelled"))
+    for name in ("runs", "pooled"):
+        fleet.arrive(name, tenant="ox")
+        fleet.prefilled(name)
+        if name == "runs":
+            fleet.handle(ev.Admitted(fleet.now_s, name))
+    held = ev.PolicyChoice("by_wait", {"hold_s": 1.0, "shed_by": shed_by})
+    fleet.handle(ev.PoliciesChanged(fleet.now_s, admission=held))
+    assert not fleet.arrive("modest", slo_s=3.5, tenant="ant")
+    assert not fleet.arrive("greedy", tenant="ox")
+    for i in range(4):
+        assert not fleet.arrive(f"urgent{i}", priority=-1, tenant="ant")
+    actions = []
+    for i in range(4):
+        actions += fleet.handle(ev.Closed(fleet.now_s, f"urgent{i}", "cancelled"))
+    return fleet, [*actions, *fleet.tick(0.2)]
+
+
+@pytest.mark.parametrize(("shed_by", "first"), [("forecast", "greedy"), ("optimistic", "modest")])
+def test_a_burst_of_urgent_requests_does_not_cost_a_modest_tenant_its_turn(shed_by: str, first: str) -> None:
+    fleet, actions = after_a_burst(shed_by)
+    came_s = fleet.now_s - 0.2
+    if shed_by == "forecast":
+        # at its turn, and at once
+        late = reject(actions)
+        assert (late.attempt_id, late.reason) == ("modest", "late")
+        assert late.admission is not None and late.admission.terms["waited_s"] == 0.0
+    else:
+        assert not actions and fleet.d.queue_size == 2
+    # the running sequence ends: the pooled one gets its slot, and nobody is before the next one
+    fleet.handle(ev.Progressed(fleet.now_s, "runs", 100))
+    fleet.handle(ev.Closed(fleet.now_s, "runs", "finished", 100))
+    fleet.decode("pooled")
+    # the prompt of the next one is computed from 1.2 s after the arrival of "modest" on, which is in time with 3.5 s
+    assert fleet.routed()[-1] == first and fleet.now_s == pytest.approx(came_s + 1.2)
+
+
+def test_a_head_in_doubt_that_is_held_lets_nobody_pass_until_it_is_shed_at_best() -> None:
+    fleet, actions = after_a_burst("optimistic")
+    assert not actions
+    # at best it needs 1.01 s of its 3.5 s
+    assert not fleet.tick(2.2) and fleet.d.queue_size == 2
+    late = reject(fleet.tick(0.2))
+    assert (late.attempt_id, late.reason, late.status) == ("modest", "late", 429)
+    assert late.detail.startswith("the first token comes at best after 3.6 s (waited 2.60 + prefill 1.00")
+    # another try would be judged by the forecast, which has the burst and the deviations
+    assert late.admission is not None and late.admission.terms["pool_s"] == 0.0
+    assert late.retry_after_s == late.admission.wait_s > 1.0
+    text = "".join(fleet.journal)
+    assert '"shed_by":"optimistic"' in text.partition("\n")[0] and "comes at best after" in text
+    assert all(step.equal for step in replay(text.splitlines()))
 
 
 def test_prompts_are_not_computed_while_decode_is_full_and_begin_when_it_is_not() -> None:
