@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import provenance, report, results_io, runner
+from benchmarks.aims import stated
 from benchmarks.checkout import ROOT, is_clean
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, ExperimentError, Results
@@ -140,7 +141,8 @@ def _arguments() -> argparse.ArgumentParser:
     again.set_defaults(command=_verify)
 
     commands.add_parser(
-        "document", help="write docs/results.md and the predictors' page from the committed results"
+        "document",
+        help="write docs/results.md, docs/not_reproduced.md and the predictors' page from the committed results",
     ).set_defaults(command=_document)
     commands.add_parser(
         "check",
@@ -190,6 +192,8 @@ def _run(args: argparse.Namespace) -> int:
         _require_traceable(experiment, options)
         _require_traces(name, experiment, options)
     failed, start_s, first_cpu_s = [], time.monotonic(), _cpu_s()
+    # The aims are read before the first run. A file that is broken ends the command before it has cost anything.
+    aims = {name: stated.digest(name) for name, _ in experiments}
     for name, experiment in experiments:
         before_s = _cpu_s()
         try:
@@ -200,7 +204,7 @@ def _run(args: argparse.Namespace) -> int:
             continue
         if options.only is not None:
             _print_metrics(results)
-        elif not _compared(name, experiment, results, options, args):
+        elif not _compared(name, experiment, results, options, args, aims[name]):
             failed.append(name)
         print(f"{name} took {_cpu_s() - before_s:.1f} s of CPU", flush=True)
     if len(experiments) > 1:
@@ -262,14 +266,19 @@ def _jobs(jobs: int) -> int:
 
 
 def _compared(
-    name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
+    name: str,
+    experiment: Experiment,
+    results: Results,
+    options: Options,
+    args: argparse.Namespace,
+    aims: str,
 ) -> bool:
     """Finishes an experiment, and returns whether its results could be compared.
 
     If they could not, this prints why, and the other experiments go on.
     """
     try:
-        _finish(name, experiment, results, options, args)
+        _finish(name, experiment, results, options, args, aims)
     except ExperimentError as error:
         print(f"benchmarks: {name} cannot be compared, its runs are kept: {error}", file=sys.stderr)
         return False
@@ -277,20 +286,30 @@ def _compared(
 
 
 def _finish(
-    name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
+    name: str,
+    experiment: Experiment,
+    results: Results,
+    options: Options,
+    args: argparse.Namespace,
+    aims: str,
 ) -> None:
-    """Compares the results with the paper's, draws the plots, writes the results file and prints the comparison."""
+    """Compares the results with the paper's, draws the plots, writes the results file and prints the comparison.
+
+    `aims` is the digest of the aims that were stated before the first run. Rows with other aims are named on the error
+    output.
+    """
     results = results_io.as_stored(results)
     rows = list(experiment.compare(results))
     folder = (options.out / registry.place(name)).parent
     files = _drawn(experiment, results, folder)
     code = runner.code_of(experiment)
-    stored = Stored.now(results, experiment.SUMMARY, rows, files, code, _command(name, args))
+    stored = Stored.now(results, experiment.SUMMARY, rows, files, code, _command(name, args), aims)
     path = results_io.save(folder, stored, _also_stored(experiment))
     shown = "".join(f"\n{line}" for line in report.stand_ins(results))
-    print(
-        f"\n{name}: {experiment.SUMMARY}{shown}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True
-    )
+    parts = [f"\n{name}: {experiment.SUMMARY}{shown}", report.text_table(rows, name), report.aims(rows, name)]
+    print("\n\n".join([*filter(None, parts), f"written to {path}"]), flush=True)
+    for difference in stated.differences(name, rows, results.quick):
+        print(f"benchmarks: {difference}", file=sys.stderr)
 
 
 def _drawn(experiment: Experiment, results: Results, folder: Path) -> list[str]:
@@ -391,12 +410,14 @@ def _require_verifiable(name: str, experiment: Experiment, folder: Path) -> None
 
 def _document(args: argparse.Namespace) -> int:
     from benchmarks import document
+    from benchmarks.aims import page as not_reproduced
     from benchmarks.predictors.page import markdown
 
     results_io.write_text(document.DOCUMENT, document.document())
+    results_io.write_text(not_reproduced.PAGE, not_reproduced.page())
     page = document.RESULTS / "predictors/README.md"
     results_io.write_text(page, markdown(json.loads((page.parent / "results.json").read_text("utf-8"))))
-    print(f"written to {document.DOCUMENT} and {page}")
+    print(f"written to {document.DOCUMENT}, {not_reproduced.PAGE} and {page}")
     return 0
 
 

@@ -2,8 +2,8 @@
 
 - Every results file that there should be is there, in its own place (`document.expected`, `provenance.MISSING`).
 - The rows of every experiment, with their notes, units and aims, are computed again from the stored measures, and so
-  are docs/results.md, the predictors' page and the pages of faults. The rows of the other files are made from what was
-  measured, so there is nothing that could differ. Their plots are there and whole.
+  are docs/results.md, docs/not_reproduced.md, the predictors' page and the pages of faults. The rows of the other files
+  are made from what was measured, so there is nothing that could differ. Their plots are there and whole.
 - An experiment's results are of its full size, of seeds from 0, and of the variants that its code has now, if that code
   is the present one. Their runs had all published traces that their code names.
 - Each number in README.md, CHANGELOG.md, docs and the READMEs that cites a results file is compared with it, rounded to
@@ -13,6 +13,8 @@
   commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
   has changed since is none; such files are listed, here and in docs/results.md. So are live results of a machine that
   was overloaded before they were measured.
+- Where aims were stated before a run (`benchmarks.aims.stated`), they are those of the rows, and their digest is that
+  of the file in the commit of the runs. Aims that were changed since are noted.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figures, provenance
+from benchmarks.aims import page as not_reproduced
+from benchmarks.aims import stated
 from benchmarks.chaos.report import page_of
 from benchmarks.checkout import PRODUCT, ROOT, Origin, code_at, code_digest, imported, no_history
 from benchmarks.document import OTHERS, document, expected, section
@@ -44,11 +48,12 @@ TOLERANCE = 1e-6
 PREDICTORS = "predictors/results.json"
 GENERATED = (
     "docs/results.md",
+    "docs/not_reproduced.md",
     "benchmarks/results/predictors/README.md",
     "docs/metrics.md",
     "docs/policies.md",
 )
-"""Documents whose numbers are not marked: two are made from results here, two from the code of metrics and policies."""
+"""Documents whose numbers are not marked: three are made from results, two from the code of metrics and policies."""
 WITHOUT_APPLICATION = (
     "benchmarks.decisions.__main__",
     "benchmarks.predictors.__main__",
@@ -114,6 +119,7 @@ def _experiments(results: Path, checked: Checked) -> dict[str, Stored]:
         try:
             stored = found[file] = load(path)
             rows = [*_misplaced(file, stored), *_other_size(file, stored), *_wrong_rows(file, stored)]
+            rows += _other_aims(file, stored, checked)
         except ExperimentError as error:
             checked.problems.append(str(error))
             continue
@@ -168,6 +174,19 @@ def _wrong_rows(file: str, stored: Stored) -> Iterator[str]:
                     f"{file}: {old['name']!r}: {part} is {old.get(part)!r} in the file, {new.get(part)!r} from its"
                     " measures"
                 )
+
+
+def _other_aims(file: str, stored: Stored, checked: Checked) -> Iterator[str]:
+    """Yields a sentence for each row whose aim is not the one that was stated before the run. Notes aims that were
+    changed after it.
+    """
+    name = stored.results.experiment
+    if not stored.aims:
+        return
+    if stated.digest(name) != stored.aims:
+        checked.notes.append(f"{file}: its aims were changed after its runs ({stated.FOLDER}/{name}.json)")
+        return
+    yield from (f"{file}: {difference}" for difference in stated.differences(name, stored.rows))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -233,7 +252,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _made_again(root: Path, results: Path, checked: Checked) -> None:
     """Checks that the pages that are made from results are what the results say."""
-    pages = {root / "docs/results.md": document(results)}
+    pages = {
+        root / "docs/results.md": document(results),
+        root / "docs/not_reproduced.md": not_reproduced.page(results),
+    }
     if (results / PREDICTORS).exists():
         whole = _read(results / PREDICTORS)
         pages[results / "predictors/README.md"] = markdown(whole)
@@ -342,7 +364,7 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
         checked.notes.append(f"not measured yet: {', '.join(absent)}")
     why = no_history(root)
     if why is None:
-        _compare_with_commits(root, results, made, checked)
+        _compare_with_commits(root, results, made, stored, checked)
         _compare_verified(root, stored, checked)
     else:
         checked.notes.append(
@@ -351,9 +373,15 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
 
 
 def _compare_with_commits(
-    root: Path, results: Path, made: dict[str, tuple[list[Origin], Digest | None]], checked: Checked
+    root: Path,
+    results: Path,
+    made: dict[str, tuple[list[Origin], Digest | None]],
+    stored: dict[str, Stored],
+    checked: Checked,
 ) -> None:
-    """Finds runs whose commit is not in the history of the checkout at `root`, or whose digest is not the commit's."""
+    """Finds runs whose commit is not in the history of the checkout at `root`, or whose digest is not the commit's, and
+    aims that were stated in no such commit.
+    """
     of_commit: dict[str, list[str]] = {}
     for file, (origins, digest) in made.items():
         if digest is None or not provenance.traced(origins):
@@ -378,6 +406,7 @@ def _compare_with_commits(
                     checked.problems += _left_out(file, paths, then)
                 else:
                     checked.problems += _without_traces(file, origins, then)
+                    checked.problems += _stated_late(file, commit, stored[file], then)
 
 
 def _compare_verified(root: Path, stored: dict[str, Stored], checked: Checked) -> None:
@@ -398,6 +427,12 @@ def _compare_verified(root: Path, stored: dict[str, Stored], checked: Checked) -
                     checked.problems.append(
                         f"{file} was verified with the commit {commit}, whose code is not found here: verify it again"
                     )
+
+
+def _stated_late(file: str, commit: str, stored: Stored, then: Path) -> Iterator[str]:
+    """Yields a sentence if the aims of a file are not those that its runs' commit, checked out at `then`, states."""
+    if stored.aims and stated.digest(stored.results.experiment, then) != stored.aims:
+        yield f"{file}: its aims are not those that commit {commit} states, with whose code it ran"
 
 
 def _without_traces(file: str, origins: list[Origin], then: Path) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance, report
+from benchmarks.aims.whose import COUNTED, counted
 from benchmarks.chaos import recompute_report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
@@ -44,13 +45,15 @@ FEW_ROWS = 30
 class Section:
     """The section of one results file.
 
-    `origin` is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
+    `experiment` is the name of the experiment, or "" for a file that `python -m benchmarks run` did not write. `origin`
+    is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
     and `since` says whether that code is still the present one (`provenance.since`). `overload` is the load of a
     machine that was overloaded before it measured (`benchmarks.live.machine`), else empty. `fitted` says what of the
     experiment was fitted on the figures that it is compared with (`registry.fitted`), or is empty.
     """
 
     file: str
+    experiment: str
     title: str
     rows: tuple[Row, ...]
     origin: str
@@ -60,6 +63,11 @@ class Section:
     plots: tuple[str, ...] = ()
     overload: str = ""
     fitted: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The name of the section's anchor in docs/results.md."""
+        return self.file.removesuffix(".json").replace("/", "-")
 
 
 # ------------------------------------------------------------------------------------- rows of files without rows
@@ -548,11 +556,15 @@ def _of_experiment(results: Path, path: Path) -> Section:
     made_by = provenance.shown(origins) or f"commit {stored.commit}"
     present = code_of(registry.load(stored.results.experiment)) if origins else ""
     origin = f"`{stored.command}`, {stored.date}, {_seeds(stored.results.seeds)}; {made_by}"
+    origin += f"; aims stated before the runs ({stored.aims})" if stored.aims else ""
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
     since = provenance.since(origins, present, stored.verified)
-    fitted = registry.fitted(stored.results.experiment) or ""
-    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots, fitted=fitted)
+    name = stored.results.experiment
+    fitted = registry.fitted(name) or ""
+    return Section(
+        file.as_posix(), name, summary, stored.rows, origin, commit, code, since, plots, fitted=fitted
+    )
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -571,6 +583,7 @@ def _of_other(results: Path, file: str) -> Section:
     commit = provenance.commits(origins) or _unknown_commit(whole)
     return Section(
         file,
+        "",
         other.title,
         tuple(other.read(whole)),
         f"{ran}; {where}",
@@ -601,15 +614,16 @@ def document(results: Path = RESULTS) -> str:
     parts = [_HEAD, _contents(shown)]
     for one in shown:
         source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
-        parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
+        parts.append(f'<a id="{one.anchor}"></a>\n\n## {one.title}\n\n{source}')
         if one.fitted:
             parts.append(f"**Fitted on figures that stand beside it:** {one.fitted}.")
         papers = [row for row in one.rows if row.paper is not None]
         ours = [row for row in one.rows if row.paper is None]
         if papers:
-            parts.append(_table(report.HEADER, papers))
+            parts.append(_table(report.HEADER, papers, one.experiment))
         if ours:
-            table = _table(("figure", f"ours, {one.overload}" if one.overload else "ours", "aim"), ours)
+            header = ("figure", f"ours, {one.overload}" if one.overload else "ours", "aim")
+            table = _table(header, ours, one.experiment)
             summary = f"<summary>{len(ours)} figures that no paper prints</summary>"
             folded = papers or len(ours) > FEW_ROWS
             parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
@@ -619,25 +633,23 @@ def document(results: Path = RESULTS) -> str:
 
 def _contents(shown: Sequence[Section]) -> str:
     """Returns the table of all results files with the code that made them."""
-    lines = ["| results | aims | commit | code | code since | overload |", "|---|---|---|---|---|---|"]
+    header = ("results", *(owner.value for owner in COUNTED), "commit", "code", "code since", "overload")
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for one in shown:
-        cells = (report.aims(one.rows), one.commit, one.code, one.since, one.overload)
-        lines.append(f"| [{one.title}](#{_anchor(one)}) | {' | '.join(cells)} |".replace("  ", " "))
+        told = counted(one.experiment, one.rows)
+        cells = (*(told[owner] for owner in COUNTED), one.commit, one.code, one.since, one.overload)
+        lines.append(f"| [{one.title}](#{one.anchor}) | {' | '.join(cells)} |".replace("  ", " "))
     return "\n".join(lines)
 
 
-def _anchor(one: Section) -> str:
-    return one.file.removesuffix(".json").replace("/", "-")
-
-
-def _table(header: Sequence[str], rows: Sequence[Row]) -> str:
+def _table(header: Sequence[str], rows: Sequence[Row], experiment: str) -> str:
     """Returns a table in Markdown. `header` ends with the column of aims, which is left out where no row has one."""
     judged = any(row.aim for row in rows)
     header = header if judged else header[:-1]
     right = len(header) - 1 - judged
     lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * right + "|---" * judged + "|"]
     for row in rows:
-        name, paper, ours, difference, aim = report.cells(row)
+        name, paper, ours, difference, aim = report.cells(row, experiment)
         shown = f"{name} ({row.note})" if row.note else name
         cells = (shown, paper, ours, difference) if right == 3 else (shown, ours)
         cells = (*cells, aim) if judged else cells
@@ -650,8 +662,11 @@ _HEAD = """# Results
 `python -m benchmarks document` writes this page from the files in `benchmarks/results`; `python -m benchmarks check`
 compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, with half of its 95 % interval;
 *difference*: ours against the paper's, in per cent of it, or in points where the unit is a percentage; *aim*: what was
-aimed at, and whether it is *met*, *missed* or *open* (the interval holds it, or it was not judged). What an
-experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
+aimed at, and whether it is *met*, *missed* or *open* (the interval holds it, or it was not judged). A paper's aim is a
+figure that the paper prints, or in a few rows what it says in words; where a rule or constants of ours are held against
+a paper's figure, that is counted apart, and so are our own aims (`benchmarks/aims/whose.py`).
+[What could not be reproduced](not_reproduced.md) has the papers' aims that are missed or open, with their causes. What
+an experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
 whether that code is the *same* today or has *changed*, in which case the figures are of the named commit; behind it,

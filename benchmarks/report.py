@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import base64
 import html
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import provenance
+from benchmarks.aims.whose import JUDGED, Whose, counted, whose
 from benchmarks.experiments.base import Results, Row
 from benchmarks.results_io import Stored, load_all, write_text
 from benchmarks.workloads.catalog import stand_in
 
 HEADER = ("figure", "paper", "ours", "difference", "aim")
-JUDGED = {True: "met", False: "missed", None: "open"}
-"""Words for `Row.met`. An aim is open where the interval holds it, or where it was not judged."""
+OWNER = {Whose.FORM: ", by a form of ours", Whose.NOBODY: ", not counted"}
+"""Words behind an aim that is not what its row lets a reader expect."""
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -31,29 +31,29 @@ def number(value: float | None, unit: str = "") -> str:
     return f"{text} {unit}".strip()
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Returns the row's cells as text, in the order of HEADER. A row without an aim has "" there."""
+def cells(row: Row, experiment: str = "") -> tuple[str, ...]:
+    """Returns the row's cells as text, in the order of HEADER. A row without an aim has "" there. With the name of its
+    experiment, the aim says where a form of ours is held against a paper's figure, and where it is not counted.
+    """
     ours = number(row.ours)
     if row.half_width is not None:
         ours += f" ± {number(row.half_width)}"
     difference = "–" if row.difference is None else f"{row.difference:+.1f} {row.difference_unit}"
-    aim = f"{row.aim}: {JUDGED[row.met]}" if row.aim else ""
+    owner = whose(experiment, row)
+    aim = f"{row.aim}: {JUDGED[row.met]}{OWNER.get(owner, '')}" if owner is not None else ""
     return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference, aim)
 
 
-def aims(rows: Iterable[Row]) -> str:
-    """Returns how many aims are met, missed and open, in words; "" without any."""
-    judged = Counter(JUDGED[row.met] for row in rows if row.aim)
-    total = judged.total()
-    if not total:
-        return ""
-    rest = [f"{judged[word]} {word}" for word in (JUDGED[False], JUDGED[None]) if judged[word]]
-    return ", ".join([f"{judged[JUDGED[True]]} of {total} {JUDGED[True]}", *rest])
+def aims(rows: Iterable[Row], experiment: str) -> str:
+    """Returns in one sentence how many aims are met, missed and open, those of a paper apart from our own; "" without
+    any.
+    """
+    return "; ".join(f"{owner.value}: {said}" for owner, said in counted(experiment, rows).items() if said)
 
 
-def text_table(rows: Sequence[Row]) -> str:
+def text_table(rows: Sequence[Row], experiment: str = "") -> str:
     """Returns the rows as a table of paper | ours | difference | aim, for a terminal."""
-    lines = [HEADER, *(cells(row) for row in rows)]
+    lines = [HEADER, *(cells(row, experiment) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
     shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     notes = [f"  {row.name}: {row.note}" for row in rows if row.note]
@@ -110,7 +110,8 @@ def _section(stored: Stored, folder: Path) -> str:
         f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)} <a href="#top">contents</a></h2>'
         f"<p>{escaped('. '.join([stored.summary, *stand_ins(results)]))}</p>",
         *(_plot(folder / results.experiment / name) for name in stored.plots),
-        html_table(HEADER, (cells(row) for row in stored.rows)),
+        html_table(HEADER, (cells(row, results.experiment) for row in stored.rows)),
+        f"<p>{escaped(told)}</p>" if (told := aims(stored.rows, results.experiment)) else "",
         f"<ul class=notes>{notes}</ul>" if notes else "",
         f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
         f"{escaped(made_by)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",

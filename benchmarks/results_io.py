@@ -57,7 +57,8 @@ class Stored:
     """The content of a results file: the measures, their comparison with the paper, and their origin.
 
     `code` and `commit` are those of the comparison; the runs have their own (`Results.origins`). `plots` are the file
-    names of the plots. `verified` is of runs that were computed again later, if any were.
+    names of the plots. `verified` is of runs that were computed again later, if any were. `aims` is the digest of the
+    aims that a file stated before the runs (`benchmarks.aims.stated`), or "" where none did.
     """
 
     results: Results
@@ -69,14 +70,21 @@ class Stored:
     commit: str
     date: str
     verified: Verified | None = None
+    aims: str = ""
 
     @staticmethod
     def now(
-        results: Results, summary: str, rows: Sequence[Row], plots: Sequence[str], code: str, command: str
+        results: Results,
+        summary: str,
+        rows: Sequence[Row],
+        plots: Sequence[str],
+        code: str,
+        command: str,
+        aims: str = "",
     ) -> Stored:
         """Returns the content for a run that has just ended, with the present commit and time."""
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return Stored(results, summary, tuple(rows), tuple(plots), code, command, head(), date)
+        return Stored(results, summary, tuple(rows), tuple(plots), code, command, head(), date, aims=aims)
 
 
 def config_key(experiment: str, config: Config, seed: int) -> str:
@@ -196,6 +204,8 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
     }
     if stored.verified is not None:
         whole["verified"] = asdict(stored.verified)
+    if stored.aims:
+        whole["aims"] = stored.aims
     path = folder / f"{results.experiment}.json"
     write_text(path, json_lines(whole, 2))
     return path
@@ -297,7 +307,8 @@ def load(path: Path) -> Stored:
         again = whole.get("verified")
         verified = None if again is None else Verified(**{**again, "origin": Origin.of(again["origin"])})
         about = {name: whole[name] for name in ("summary", "code", "command", "commit", "date")}
-        return Stored(results, rows=rows, plots=tuple(whole["plots"]), verified=verified, **about)
+        aims = whole.get("aims", "")
+        return Stored(results, rows=rows, plots=tuple(whole["plots"]), verified=verified, aims=aims, **about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(f"{path}: not a results file: {error!r}; run the experiment again") from error
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from benchmarks.aims.whose import JUDGED
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
 from benchmarks.peers.rows import (
@@ -27,7 +28,6 @@ from benchmarks.peers.rows import (
 )
 from benchmarks.peers.sides import BARE, LEAN, ROUTER, SIDES, SLUICE
 from benchmarks.plots import Series, figure, lines, save
-from benchmarks.report import JUDGED
 from benchmarks.seeds import met, spread
 
 Sample = Mapping[str, Any]

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aims.whose import JUDGED
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
 from benchmarks.plots import bars, figure, save
-from benchmarks.report import JUDGED
 from benchmarks.seeds import Spread, met, paired, spread
 
 LEAST_RATE = 0.99

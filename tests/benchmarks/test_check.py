@@ -13,6 +13,7 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import check as check_module
 from benchmarks import figures, provenance, runner
+from benchmarks.aims.page import page
 from benchmarks.check import check
 from benchmarks.checkout import ROOT, Origin, code_digest, depends_on
 from benchmarks.document import OTHERS, RESULTS, document, expected, section
@@ -48,6 +49,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def redocument(root: Path) -> None:
     (root / "docs/results.md").write_text(document(root / "benchmarks/results"))
+    (root / "docs/not_reproduced.md").write_text(page(root / "benchmarks/results"))
 
 
 def change(root: Path, how: Callable[[dict[str, object]], None]) -> None:
@@ -114,6 +116,14 @@ def test_a_row_that_the_measures_do_not_give_is_found(root: Path) -> None:
 def test_a_figure_that_neither_cites_a_file_nor_is_given_is_found(line: str, found: list[str]) -> None:
     made = "```\n99 ms\n```\n<!-- generated: x -->\n98 ms\n<!-- end -->"
     assert list(figures.unmarked(f"first line\n{line}\n{made}")) == [(2, figure) for figure in found]
+
+
+def test_the_page_of_what_could_not_be_reproduced_is_made_from_the_results(root: Path) -> None:
+    path = root / "docs/not_reproduced.md"
+    path.write_text(path.read_text().replace("without an experiment", "forgotten"))
+    assert check(root).problems == [
+        "docs/not_reproduced.md is not what the results say: python -m benchmarks document"
+    ]
 
 
 def test_all_documents_are_looked_through_but_for_those_that_are_made_from_code(root: Path) -> None:

@@ -311,16 +311,32 @@ def test_a_row_and_its_difference(row, difference, shown):
 
 def test_aims_are_counted_by_what_became_of_them() -> None:
     judged = [Row("", None, 1.0, aim="x", met=met) for met in (True, True, False, None)]
-    assert report.aims([*judged, Row("", None, 1.0)]) == "2 of 4 met, 1 missed, 1 open"
-    assert report.aims(judged[:2]) == "2 of 2 met"
-    assert report.aims([Row("", None, 1.0)]) == ""
+    assert report.aims([*judged, Row("", None, 1.0)], "") == "our own aims: 2 of 4 met, 1 missed, 1 open"
+    of_paper = [replace(row, paper=1.0) for row in judged[:2]]
+    assert (
+        report.aims([*of_paper, judged[2]], "")
+        == "papers' aims: 2 of 2 met; our own aims: 0 of 1 met, 1 missed"
+    )
+    assert report.aims([Row("", None, 1.0)], "") == ""
+
+
+def test_an_aim_says_where_a_form_of_ours_is_held_against_a_papers_figure_and_where_it_is_not_counted() -> (
+    None
+):
+    form = Row(
+        "agent: mean CCT, MFS with Q_1 = 1 vs fair", -43.1, -50.0, "%", aim="at most -43.1 %", met=True
+    )
+    assert report.cells(form, "mfs_testbed")[-1] == "at most -43.1 %: met, by a form of ours"
+    assert report.cells(form)[-1] == "at most -43.1 %: met"
+    quiet = Row("quiet: longest over shortest mean TTFT", 0.0, 0.0, "%", aim="within 1 point", met=True)
+    assert report.cells(quiet, "netkv_staleness")[-1] == "within 1 point: met, not counted"
 
 
 def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
     out = tmp_path / "out"
     assert program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "rho 0.5" in printed and "closed form: met" in printed
+    assert "rho 0.5" in printed and "closed form: met" in printed and "papers' aims: 2 of 2 met" in printed
     stored = results_io.load(out / "toy.json")
     assert stored.command == "python -m benchmarks run toy --quick"
     whole = runner.run("toy", toy, options(out))
@@ -335,7 +351,7 @@ def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
 
     assert program.main(["report", "--results", str(out)]) == 0
     page = (out / "report.html").read_text()
-    assert "data:image/png;base64," in page and "rho 0.5" in page
+    assert "data:image/png;base64," in page and "rho 0.5" in page and "aims: 2 of 2 met" in page
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
     assert balanced(page)
 

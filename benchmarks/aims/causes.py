@@ -1,0 +1,311 @@
+"""Causes for which a paper's figure was not reached, where somebody has found one, and the figures without experiment.
+
+A cause is a summary of what another document says; `said_in` names it, and the numbers are there. A row without a cause
+here has none that anybody found. Add one when its experiment's docstring, or a document, says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause in one or two sentences, and the file that has it at length, relative to the checkout."""
+
+    text: str
+    said_in: str
+
+
+_HERE = "benchmarks/experiments"
+_BR_H = Cause(
+    "In a saturated group a slot that becomes free is filled again at once, so the drop in load that the paper's"
+    " projection sees never comes.",
+    f"{_HERE}/balance_route_table1.py",
+)
+_AT_200 = Cause(
+    "The difference is CLA*'s, not NetKV's. In the paper CLA* saves as much of round robin's transfers at high load as"
+    " at low load, as if fewer bytes did not ease full links; here they do, with the same hits.",
+    f"{_HERE}/netkv_load.py",
+)
+_LONG = Cause(
+    "The paper's peaks imply that CLA* saves more of round robin's transfers than prefix hits can save at its sharing,"
+    " which would need a placement that CLA* does not see. Few requests in its one window may bring that about.",
+    f"{_HERE}/netkv_load.py",
+)
+_HITS_AT_8K = Cause(
+    "By Table III the paper's CLA* saves a constant time at 4K, 8K and 16K, and its NetKV moves a constant share. No"
+    " sharing of prefixes that was tried gives both.",
+    f"{_HERE}/netkv_context.py",
+)
+_ONE_TO_ONE = Cause(
+    "At 1:1 and 2:1 the tiers in the pod and beyond are equally fast, so only the count of own transfers tells them"
+    " apart. That helps only where a sender's transfers share a tier's bandwidth. By the paper's Table II they cannot,"
+    " so its gain contradicts that table, unless NetKV's hits are better than CLA*'s.",
+    f"{_HERE}/netkv_topology.py",
+)
+_EIGHT_TO_ONE = Cause(
+    "NetKV's transfers are shorter here than in the paper, whose times imply that it sends more beyond the pod than"
+    " Algorithm 1 can by the bandwidths that the paper prints.",
+    f"{_HERE}/netkv_topology.py",
+)
+_TOPO_ONLY = Cause(
+    "By its own times the paper's transfers within the pod meet on a link that round robin's do not meet on, such as"
+    " the receivers' own; the paper does not print its links. Here each flow draws one of many NICs and uplinks, and"
+    " two rarely meet.",
+    f"{_HERE}/netkv_ladder.py",
+)
+_SHARING = Cause(
+    "The paper contradicts itself: at the sharing of its experiment 1 it prints the same transfers, which are the gain"
+    " of Table II and not that of Figure 3.",
+    f"{_HERE}/netkv_prefix.py",
+)
+_IN_TIME_AT_MOST = Cause(
+    "A policy has 2.2 times the attainment of another only where that one is below 45 %. At this rate fair sharing has"
+    " more.",
+    "docs/design.md",
+)
+_EARLY_AT_PAPER_RATE = Cause(
+    "At the paper's rate the smaller cluster is overloaded, and hardly a rival's request is in time, so there is no"
+    " earliness to compare. The same is therefore aimed at a lower rate as well.",
+    f"{_HERE}/mfs_breakdown.py",
+)
+_EARLIER = Cause(
+    "Ports are often idle and flows of lower levels use what is idle, and prefills that end sooner leave more time"
+    " before the deadline. So earliness rises.",
+    "docs/design.md",
+)
+_BEST_RIVAL = Cause(
+    "The aim is the upper end of the paper's range, held against the best rival, because the paper names none. Here"
+    " that is SJF throughout.",
+    f"{_HERE}/mfs_moe.py",
+)
+_ABOVE_ALL_RATES = Cause(
+    "The policy still has more in time at the highest rate that ran, so the rate that it sustains is not known. A"
+    " higher rate has been added to the experiment.",
+    f"{_HERE}/mfs_moe.py",
+)
+
+CAUSES: Mapping[str, Mapping[str, Cause]] = {
+    "balance_route_table1": {"*: imbalance of JSQ over br_h*": _BR_H},
+    "netkv_load": {
+        "rag* 200%, NetKV-Full vs CLA*: mean TTFT": _AT_200,
+        "long *, NetKV-Full vs RR, the peak: mean TTFT": _LONG,
+    },
+    "netkv_context": {
+        "8192 tokens, NetKV-Full vs CLA*: mean TTFT": _HITS_AT_8K,
+        "16384 tokens, NetKV-Full vs CLA*: mean TTFT": _HITS_AT_8K,
+        "32768 tokens, *": Cause(
+            "The paper's cluster is overloaded at this length, whatever the scheduler; our prefill rack's uplinks drain"
+            " what it asks for. By its TBT the paper rather has full KV memory.",
+            f"{_HERE}/netkv_context.py",
+        ),
+        "65536 tokens, NetKV-Full vs CLA*: mean TTFT": Cause(
+            "Ours is overloaded as well, at a length where CLA* still saves some of its bytes. With a short shared"
+            " text, which leaves nothing to save, both rows agree.",
+            f"{_HERE}/netkv_context.py",
+        ),
+    },
+    "netkv_topology": {
+        "* 1:1 0%, NetKV-Full vs CLA*: mean TTFT": _ONE_TO_ONE,
+        "* 8:1 40%, NetKV-Full vs CLA*: mean TTFT": _EIGHT_TO_ONE,
+    },
+    "netkv_prefix": {"p_share *": _SHARING},
+    "netkv_ladder": {
+        "*, NetKV-Topo-Only vs CLA*: mean TTFT": _TOPO_ONLY,
+        "chatbot 100%, NetKV-Static vs CLA*: mean TTFT": Cause(
+            "The paper's times for chatbot leave NetKV a smaller saving of transfers than its times for RAG do, over"
+            " the same tiers at the same rate.",
+            f"{_HERE}/netkv_ladder.py",
+        ),
+        "long 100%, NetKV-*": Cause(
+            "The paper's figure follows from Table IV's times, which part from the smaller mean change that the table"
+            " prints beside them.",
+            f"{_HERE}/netkv_ladder.py",
+        ),
+    },
+    "netkv_scale": {
+        "256 GPUs, NetKV-Full vs CLA*: mean TTFT": Cause(
+            "Our windows have different requests at every size; the paper's estimator gives one figure from 128 GPUs"
+            " on.",
+            f"{_HERE}/netkv_scale.py",
+        ),
+    },
+    "netkv_whole": {
+        "rag, NetKV-Full vs CLA*: mean TTFT": Cause(
+            "With caches filled over the whole trace both policies have more hits and move less, CLA* more so; the"
+            " paper's figure is of windows.",
+            f"{_HERE}/netkv_whole.py",
+        ),
+    },
+    "netkv_windows": {
+        "rag 200%, NetKV-Full vs CLA*, all windows: mean TTFT": _AT_200,
+        "long *, NetKV-Full vs RR, all windows: mean TTFT": _LONG,
+    },
+    "mfs_testbed": {
+        "agent: mean CCT, MFS* vs fair": Cause(
+            "Collectives that nothing delays bound what a policy can save, and here they are not faster by as much: KV"
+            " is a smaller part of what the ports carry than on the paper's testbed.",
+            f"{_HERE}/mfs_testbed.py",
+        ),
+    },
+    "mfs_breakdown": {
+        "at 0.7/s, *: earliness of requests in time": _EARLY_AT_PAPER_RATE,
+        "at 0.5/s, *: earliness of requests in time": _EARLIER,
+        "at 0.5/s, *: in time": _IN_TIME_AT_MOST,
+    },
+    "mfs_moe": {
+        "*: in time at *, MFS* vs the best rival": _BEST_RIVAL,
+        "*conversation: rate with * in time, MFS* vs karuna": _ABOVE_ALL_RATES,
+    },
+}
+"""By experiment and by a pattern of the row's name (`fnmatch`): why the paper's figure was not reached. Of several
+patterns that match, the first counts.
+"""
+
+
+def cause_of(experiment: str, row: str) -> Cause | None:
+    """Returns the cause for the row of that name, or None where nobody has found one."""
+    found = (cause for pattern, cause in CAUSES.get(experiment, {}).items() if fnmatchcase(row, pattern))
+    return next(found, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Words of a paper on rows that have no aim, and the least value of such a row by which the words hold.
+
+    `rows` is a pattern of row names of `experiment`. The words do not hold for a row whose whole interval lies below
+    `least`.
+    """
+
+    experiment: str
+    rows: str
+    words: str
+    least: float
+    cause: Cause | None = None
+
+
+_OTHER_SIDE = Cause(
+    "The paper's form, without our load correction, overloads the colocated engines here, the other way round than in"
+    " the paper.",
+    f"{_HERE}/deepflow_scheduling.py",
+)
+SAID: tuple[Said, ...] = (
+    Said(
+        "netkv_topology",
+        "rag cells in which NetKV-Full is shorter, of all",
+        "NetKV-Full wins in every cell of Figure 1.",
+        100.0,
+        _ONE_TO_ONE,
+    ),
+    Said(
+        "deepflow_scheduling",
+        "PD-aware, k = 0: JCT below RR at 2/s",
+        "At low rates PD-aware scheduling matches round robin (5.3.2).",
+        0.0,
+        _OTHER_SIDE,
+    ),
+    Said(
+        "deepflow_scheduling",
+        "PD-aware, k = 0: JCT below RR at 10/s",
+        "At certain rates, such as 10 requests/s, PD-aware scheduling outperforms round robin (5.3.2).",
+        0.0,
+        _OTHER_SIDE,
+    ),
+)
+"""What papers say in words that their own form does not show here. The experiments aim at it with a form of ours, or
+not at all.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Figures or tables of a paper that no experiment compares with, and why."""
+
+    what: str
+    why: str
+
+
+ABSENT: Mapping[str, tuple[Absent, ...]] = {
+    "BalanceRoute": (
+        Absent(
+            "Tables 1 and 2 on the paper's own trace and cluster",
+            "The trace is proprietary and the cluster has 144 NPUs. Stand-ins are simulated.",
+        ),
+        Absent(
+            "Table 3: AUC and conditional MAE of survival and of exact match",
+            "The proprietary trace is not published. `benchmarks/predictors` evaluates predictors on other traces, and"
+            " not on Azure's of 2024.",
+        ),
+        Absent(
+            "Table 7: the sensitivity at G = 16",
+            "No experiment. `balance_route_sensitivity` has G = 8.",
+        ),
+        Absent(
+            "Figure 5: the cost of a tick, by stage, on two deployments",
+            "The text at hand has lost the numbers, and the deployments need NPUs. `benchmarks/decisions` measures our"
+            " decisions on this machine.",
+        ),
+        Absent("Figures 3 and 6 to 12: KV by worker over time", "These are pictures without figures."),
+    ),
+    "NetKV": (
+        Absent("Table V, packet rows (64 and 128 GPUs)", "The simulator has flows and no packets."),
+        Absent(
+            "Table V and Figure 5: SLO attainment and the time of a decision by size",
+            "No rows. `benchmarks/decisions` measures the time of a decision on this machine.",
+        ),
+        Absent(
+            "Figure 1: chatbot and long context beyond two corners of the sweep",
+            "The whole grid runs for RAG only.",
+        ),
+        Absent("Table III: change of SLO attainment", "No rows but those at 16K tokens."),
+        Absent(
+            "Table IV: P99 of TTFT, SLO attainment and TBT", "No rows. The experiment compares mean TTFT."
+        ),
+    ),
+    "DeepFlow": (
+        Absent("Figure 3: offline TPOT and throughput of a 34B model", "It needs Ascend NPUs."),
+        Absent(
+            "Figures 4, 5 and 6: their values",
+            "The text at hand has none. The experiments aim at what it says in words.",
+        ),
+        Absent(
+            "Figures 7 and 8: the steps of a start, before and after",
+            "The text at hand has no times, and the steps are those of Ascend NPUs.",
+        ),
+        Absent("Figure 9: weights from DRAM, from SSD, and over HCCS and RoCE", "It needs Ascend NPUs."),
+        Absent(
+            "Figure 10: NPU-fork to many engines",
+            "The text at hand has no times. `scaling_fork` simulates a tree and a star, with aims of our own.",
+        ),
+    ),
+    "FlowKV": (
+        Absent("Figure 1: the share of KV transfer in a request", "It needs GPUs and NCCL."),
+        Absent(
+            "Figure 3, Tables 1 and 2: throughput against DistServe, Mooncake and vLLM",
+            "They need A100 GPUs, and the text at hand has lost the tables' numbers.",
+        ),
+        Absent(
+            "Table 3: latency of KV transfer and calls of the transfer kernel",
+            "It needs servers with L20 and H20 GPUs and NCCL. `benchmarks/transfer` counts the descriptors of NIXL on"
+            " CPUs, with aims of our own.",
+        ),
+    ),
+    "MFS": (
+        Absent(
+            "Figures 5 and 9 on the testbed",
+            "They need 32 GPUs and RDMA. `mfs_testbed` simulates them.",
+        ),
+        Absent(
+            "Figures 10 to 13 at the paper's size and on Qwen's traces",
+            "The paper simulates 256 servers of eight GPUs. Ours are smaller clusters with stand-ins for the traces.",
+        ),
+        Absent(
+            "Figure 14: collectives and earliness on Llama3-8B",
+            "The paper prints no figures. `mfs_dense` has ours.",
+        ),
+    ),
+}
+"""By paper: what its text shows that no row compares with. Worked examples of the papers are tests and not listed."""

@@ -1,0 +1,116 @@
+"""Says whose an aim is: a paper's, a paper's that another form was held against, or our own.
+
+The rule: an aim is a paper's if its row has a figure of a paper (`Row.paper`). The mappings below name the rows for
+which the rule would be wrong, by experiment and by a pattern of the row's name (`fnmatch`). A test wants every pattern
+to match a row of the committed results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from benchmarks.experiments.base import Row
+
+Patterns = Mapping[str, tuple[str, ...]]
+"""Patterns of row names by experiment."""
+
+
+class Whose(Enum):
+    """The owner of an aim. The value is the heading under which such aims are counted."""
+
+    PAPER = "papers' aims"
+    FORM = "papers' aims, forms of ours"
+    OURS = "our own aims"
+    NOBODY = "aims that are not counted"
+
+
+IN_WORDS: Patterns = {
+    # Figure 4 and section 4.5: disaggregation "lowers TPOT with the same throughput" and "greatly improves throughput
+    # under certain SLA".
+    "deepflow_colocation": ("2P2D: TPOT below colocated at *", "2P2D: highest rate within the SLA, TPOT"),
+    # The first and second observation of section 5.3.1.
+    "deepflow_heatmap": ("mean cell up to ratio *, longer prompts", "largest win over largest loss *"),
+    # The order of the gains in section 4.3.
+    "flowkv_hetero": ("tasks with the paper's rank *",),
+}
+"""Aims that a paper states in words, so that their rows have no figure of it."""
+
+OUR_FORMS: Patterns = {
+    # The paper deploys no LightGBM in its tables; its figure for exact match stands beside.
+    "balance_route_table1": ("*: imbalance of JSQ over ours*", "*: imbalance of JSQ over * lightgbm"),
+    # The thresholds are those of `mfs_thresholds`. Pruning is the paper's own, with a budget that it does not name.
+    "mfs_breakdown": ("*, MFS with Q_1 = 1*",),
+    "mfs_dense": ("*, MFS with Q_1 = 1*",),
+    "mfs_moe": ("*, MFS with Q_1 = 1*",),
+    "mfs_testbed": ("*, MFS with Q_1 = 1*",),
+}
+"""Rows in which a rule, a predictor or constants of ours are held against a paper's figure. What they reach does not
+say that the paper's own form reaches it. What is the paper's own form, in any reading of it, the experiment says.
+"""
+
+NOT_A_PAPERS: Patterns = {
+    # The 0 is the aim; no paper prints it.
+    "scaling_steady": ("*: changes after the first hour",),
+}
+"""Rows whose figure in the paper's place is our own."""
+
+NOT_COUNTED: Mapping[str, tuple[str, str]] = {
+    "netkv_staleness": (
+        "quiet*",
+        "Without background traffic congestion is 0, and an oracle that says 0 is never stale. So the gains over CLA*"
+        " at all periods are one number, which `netkv_load` compares with the paper, and their spread is 0 whatever the"
+        " policy does. The rows with switching traffic can tell a stale oracle from a fresh one.",
+    ),
+}
+"""By experiment, the pattern of rows with an aim that is met whatever the code does, or that says the same as another
+row, and the reason why it is not counted.
+"""
+
+
+def whose(experiment: str, row: Row) -> Whose | None:
+    """Returns the owner of a row's aim, or None if the row has no aim. `experiment` is "" for rows of a live
+    measurement, which no mapping names.
+    """
+    if not row.aim:
+        return None
+    if experiment in NOT_COUNTED and fnmatchcase(row.name, NOT_COUNTED[experiment][0]):
+        return Whose.NOBODY
+    if _named(NOT_A_PAPERS, experiment, row):
+        return Whose.OURS
+    if row.paper is None:
+        return Whose.PAPER if _named(IN_WORDS, experiment, row) else Whose.OURS
+    return Whose.FORM if _named(OUR_FORMS, experiment, row) else Whose.PAPER
+
+
+def _named(patterns: Patterns, experiment: str, row: Row) -> bool:
+    return any(fnmatchcase(row.name, pattern) for pattern in patterns.get(experiment, ()))
+
+
+JUDGED = {True: "met", False: "missed", None: "open"}
+"""Words for `Row.met`. An aim is open where the interval holds it, or where it was not judged."""
+
+COUNTED = (Whose.PAPER, Whose.FORM, Whose.OURS)
+"""The owners whose aims are counted, in the order of the columns."""
+
+
+def counted(experiment: str, rows: Iterable[Row]) -> dict[Whose, str]:
+    """Returns for each owner in `COUNTED` how many aims are met, missed and open, in words; "" without any."""
+    by_owner: dict[Whose, list[Row]] = {owner: [] for owner in COUNTED}
+    for row in rows:
+        owner = whose(experiment, row)
+        if owner in by_owner:
+            by_owner[owner].append(row)
+    return {owner: tally(found) for owner, found in by_owner.items()}
+
+
+def tally(rows: Iterable[Row]) -> str:
+    """Returns how many aims of the rows are met, missed and open, in words; "" without any."""
+    judged = Counter(JUDGED[row.met] for row in rows if row.aim)
+    total = judged.total()
+    if not total:
+        return ""
+    rest = [f"{judged[word]} {word}" for word in (JUDGED[False], JUDGED[None]) if judged[word]]
+    return ", ".join([f"{judged[JUDGED[True]]} of {total} {JUDGED[True]}", *rest])

@@ -1,0 +1,79 @@
+"""Whose an aim is, and how aims are counted apart."""
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from benchmarks.aims.whose import IN_WORDS, NOT_A_PAPERS, NOT_COUNTED, OUR_FORMS, Whose, counted, whose
+from benchmarks.document import RESULTS
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import Row
+from benchmarks.results_io import load
+
+
+def aimed(name: str, paper: float | None = None, met: bool | None = True, aim: str = "a") -> Row:
+    return Row(name, paper, 1.0, aim=aim, met=met)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "row", "owner"),
+    [
+        ("netkv_load", aimed("rag 100%, NetKV-Full vs RR: mean TTFT", -18.8), Whose.PAPER),
+        ("netkv_load", aimed("rag 100%, NetKV-Full vs RR: mean TTFT"), Whose.OURS),
+        ("netkv_load", aimed("rag 100%, NetKV-Full vs RR: mean TTFT", -18.8, aim=""), None),
+        ("", aimed("a live measurement"), Whose.OURS),
+        ("mfs_testbed", aimed("agent: mean CCT, MFS vs fair", -43.1), Whose.PAPER),
+        ("mfs_testbed", aimed("agent: mean CCT, MFS with pruning vs fair", -43.1), Whose.PAPER),
+        # before and after `mfs_thresholds` named the number of levels
+        ("mfs_testbed", aimed("agent: mean CCT, MFS with Q_1 = 1 vs fair", -43.1), Whose.FORM),
+        ("mfs_testbed", aimed("agent: mean CCT, MFS with Q_1 = 1, K = 2 vs fair", -43.1), Whose.FORM),
+        ("mfs_testbed", aimed("agent: mean TTFT, MFS vs sjf"), Whose.OURS),
+        ("balance_route_table1", aimed("x: imbalance of JSQ over br_h oracle", 9.1), Whose.PAPER),
+        ("balance_route_table1", aimed("x: imbalance of JSQ over br_h lightgbm", 5.9), Whose.FORM),
+        ("balance_route_table1", aimed("x: imbalance of JSQ over ours_leased oracle", 9.1), Whose.FORM),
+        ("deepflow_heatmap", aimed("largest win over largest loss of disaggregation"), Whose.PAPER),
+        ("scaling_steady", aimed("joint, 24 h: changes after the first hour", 0.0), Whose.OURS),
+        ("netkv_staleness", aimed("quiet: longest over shortest mean TTFT", 0.0), Whose.NOBODY),
+        ("netkv_staleness", aimed("switching: longest over shortest mean TTFT", 0.0), Whose.PAPER),
+    ],
+)
+def test_the_owner_of_an_aim(experiment: str, row: Row, owner: Whose | None) -> None:
+    assert whose(experiment, row) is owner
+
+
+def test_aims_of_a_paper_of_forms_of_ours_and_our_own_are_counted_apart() -> None:
+    rows = [
+        aimed("agent: mean TTFT, MFS vs fair", -32.3),
+        aimed("agent: mean CCT, MFS vs fair", -43.1, False),
+        aimed("agent: mean CCT, MFS with Q_1 = 1 vs fair", -43.1, None),
+        aimed("agent: mean TTFT, MFS vs sjf"),
+        aimed("agent: mean TTFT, MFS vs edf", met=None),
+        aimed("agent: in time, fair", aim=""),
+    ]
+    assert counted("mfs_testbed", rows) == {
+        Whose.PAPER: "1 of 2 met, 1 missed",
+        Whose.FORM: "0 of 1 met, 1 open",
+        Whose.OURS: "1 of 2 met, 1 open",
+    }
+    quiet = [aimed("quiet, refreshed every 1 s, vs CLA*: mean TTFT", -11.0)]
+    assert set(counted("netkv_staleness", quiet).values()) == {""}
+
+
+MAPPINGS = {
+    "IN_WORDS": IN_WORDS,
+    "OUR_FORMS": OUR_FORMS,
+    "NOT_A_PAPERS": NOT_A_PAPERS,
+    "NOT_COUNTED": {name: (pattern,) for name, (pattern, _) in NOT_COUNTED.items()},
+}
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_every_pattern_names_a_row_with_an_aim_that_the_rule_alone_would_give_to_another(
+    mapping: str,
+) -> None:
+    for experiment, patterns in MAPPINGS[mapping].items():
+        rows = load(RESULTS / "experiments" / registry.place(experiment)).rows
+        for pattern in patterns:
+            named = [row for row in rows if row.aim and fnmatchcase(row.name, pattern)]
+            has_figure = {row.paper is not None for row in named}
+            assert (mapping != "IN_WORDS") in has_figure, (experiment, pattern)
