@@ -7,6 +7,7 @@ from typing import Any
 from policies.admission.base import AdmissionPolicy
 from policies.admission.by_wait import ByWait
 from policies.admission.open import Open
+from policies.routing.params import read_endless
 
 ADMISSION: dict[str, type[Any]] = {"open": Open, "by_wait": ByWait}
 DEFAULT = "open"
@@ -32,5 +33,5 @@ def admission_policy(name: str, params: Mapping[str, Any] | None = None) -> Admi
         raise UnknownAdmissionPolicy(
             f"admission policy {name!r} has no parameter {unknown[0]!r}: it takes {known}"
         )
-    policy: AdmissionPolicy = kind(**(params or {}))
+    policy: AdmissionPolicy = kind(**read_endless(kind, params or {}))
     return policy

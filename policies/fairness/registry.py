@@ -7,6 +7,7 @@ from typing import Any
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
 from policies.fairness.vtc import VirtualTokenCounter
+from policies.routing.params import read_endless
 
 FAIRNESS: dict[str, type[Any]] = {"none": NoFairness, "vtc": VirtualTokenCounter}
 NONE = "none"
@@ -34,5 +35,5 @@ def fairness_policy(name: str, params: Mapping[str, Any] | None = None) -> Fairn
         raise UnknownFairnessPolicy(
             f"fairness policy {name!r} has no parameter {unknown[0]!r}: it takes {known}"
         )
-    policy: FairnessPolicy = kind(**(params or {}))
+    policy: FairnessPolicy = kind(**read_endless(kind, params or {}))
     return policy

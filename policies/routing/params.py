@@ -14,6 +14,7 @@ A bool needs no range. docs/policies.md shows the default, the unit, the range a
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
@@ -139,3 +140,16 @@ def ranges(kind: type) -> dict[str, tuple[Range, bool]]:
             if get_origin(member) is Annotated:
                 found[name] = (get_args(member)[1], type(None) in members)
     return found
+
+
+def read_endless(kind: type, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a dataclass as read from JSON, which has no infinity: journals and the admin API spell
+    it "inf", which becomes the number where the declared range allows it.
+    """
+    known = ranges(kind)
+
+    def read(name: str, value: Any) -> Any:
+        endless = name in known and isinstance(known[name][0], Number) and known[name][0].allows(math.inf)
+        return math.inf if value == "inf" and endless else value
+
+    return {name: read(name, value) for name, value in params.items()}

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.admission.base import Judgement, Verdict
+from policies.admission.registry import admission_policy
 from policies.dispatch.actions import PrefixFetch
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
 from policies.fairness.base import Turn
+from policies.fairness.registry import fairness_policy
 from policies.flow.fetch_or_recompute import FetchReason
 from policies.journal.codec import CodecError, decoder, dumps, encoder, loads
 from policies.journal.lines import (
@@ -28,6 +30,7 @@ from policies.network.oracle import NodePlace, Oracle, PairEstimate, TransferInt
 from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.deepflow.heatmap import Heatmap
 from policies.routing.deepflow.pd_heatmap import Combined
+from policies.routing.params import BadParameter
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.prefix_index import Removed, Stored
@@ -222,3 +225,21 @@ def test_a_field_that_an_older_version_did_not_write_takes_its_default() -> None
     data = encode(event)
     del data["barrier"]
     assert decoder(ev.EngineUp)(data) == dataclasses.replace(event, barrier="")
+
+
+@pytest.mark.parametrize(
+    ("made", "policy"),
+    [
+        (admission_policy, admission_policy("by_wait", {"hold_s": math.inf, "ahead_s": math.inf})),
+        (fairness_policy, fairness_policy("vtc", {"ahead_tokens": math.inf, "ahead_s": math.inf})),
+    ],
+)
+def test_an_endless_parameter_of_a_policy_is_read_back_from_a_header(made: Any, policy: Any) -> None:
+    choice = loads(dumps(choice_of(policy).params))
+    assert "inf" in choice.values()
+    assert made(policy.name, choice) == policy
+
+
+def test_a_parameter_that_must_be_finite_takes_no_infinity_from_a_header() -> None:
+    with pytest.raises(BadParameter, match="margin"):
+        admission_policy("by_wait", {"margin": "inf"})
