@@ -20,6 +20,7 @@ import numpy as np
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.integrity import Fetch, SumsAt, SumsTable, chosen
 from actors.engine.vllm.connector.lease_table import (
+    PATIENCE,
     PROBE_TIMEOUT_S,
     GenerationProbe,
     Probe,
@@ -42,6 +43,11 @@ class _Check:
     fetch: Fetch | None = None
     indices: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     differ: "concurrent.futures.Future[int] | None" = None
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds since the check began in which the checksums must have come (`lease_table.PATIENCE`)."""
+        return PROBE_TIMEOUT_S + PATIENCE * self.read.busy_s
 
 
 class ReadChecks:
@@ -101,7 +107,9 @@ class ReadChecks:
         if check.probe is None:
             if now_s >= check.again_s:
                 source = check.read.terms.source
-                check.probe = self._probe.post(source, lease.table, lease.slot, lease.generation, now_s)
+                check.probe = self._probe.post(
+                    source, lease.table, lease.slot, lease.generation, now_s, check.read.busy_s
+                )
             return None
         held = self._probe.poll(check.probe, now_s)
         if held is None:
@@ -118,8 +126,8 @@ class ReadChecks:
         return None
 
     def _look_again(self, check: _Check, now_s: float) -> None:
-        if now_s - check.begun_s > PROBE_TIMEOUT_S:
-            raise TimeoutError(f"the lender's checksums were not ready in {PROBE_TIMEOUT_S} s")
+        if now_s - check.begun_s > check.allowed_s:
+            raise TimeoutError(f"the lender's checksums were not ready in {check.allowed_s:.1f} s")
         check.probe, check.again_s = None, now_s + _AGAIN_S
 
     def _fetch(self, check: _Check, ours: SumsTable, theirs: SumsAt, generation: int) -> None:
@@ -140,8 +148,8 @@ class ReadChecks:
         if expected is not None and self.sums is not None:
             local = check.read.local
             check.differ = self.sums.compare(local.blocks, local.asked[check.indices], expected)
-        elif now_s - check.begun_s > PROBE_TIMEOUT_S:
-            raise TimeoutError(f"the lender's checksums were not read in {PROBE_TIMEOUT_S} s")
+        elif now_s - check.begun_s > check.allowed_s:
+            raise TimeoutError(f"the lender's checksums were not read in {check.allowed_s:.1f} s")
 
     def _leave(self, check: _Check) -> None:
         if check.probe is not None:

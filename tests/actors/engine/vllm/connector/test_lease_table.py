@@ -10,6 +10,7 @@ pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` ins
 
 from actors.engine.vllm.connector.lease_table import (
     BACK_OFF_S,
+    PATIENCE,
     GenerationProbe,
     Probe,
     Source,
@@ -110,6 +111,17 @@ def test_a_lender_that_never_answers_is_an_error_and_then_left_alone() -> None:
     probe.post(HERE, 0, 0, 1, now_s=105.2)
     probe.post(GONE, 0, 0, 1, now_s=105.1 + BACK_OFF_S)
     assert agent.posted == 3
+
+
+def test_a_table_behind_a_read_that_took_long_may_take_long_as_well() -> None:
+    """The entry waits behind the bytes that were asked for before it. With 5 s fixed, a full link of unscheduled reads
+    had KV refused that was good, and then that of everybody for the back-off.
+    """
+    probe = GenerationProbe(Silent(), [], timeout_s=5.0)
+    read = probe.post(GONE, 0, 0, 1, now_s=100.0, read_s=12.0)
+    assert probe.poll(read, 100.0 + 5.0 + PATIENCE * 12.0) is None
+    with pytest.raises(TimeoutError, match=r"was not read in 29\.0 s"):
+        probe.poll(read, 100.1 + 5.0 + PATIENCE * 12.0)
 
 
 def test_the_memory_of_an_overdue_read_is_not_used_until_the_read_has_ended() -> None:
