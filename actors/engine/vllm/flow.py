@@ -223,6 +223,7 @@ class FlowThread:
                     self._carry_out(self._client.abort(flow_id))
                     self._carry_out(self._client.chunk_done(post, None))
                 else:
+                    self.checks.heard(read.terms.source.agent, now_s)
                     self._learn(read, piece)
                     self._carry_out(self._client.chunk_done(post, piece.ended_s - piece.posted_s))
 

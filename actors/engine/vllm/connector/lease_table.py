@@ -7,6 +7,7 @@ costs sixteen bytes per transfer and needs no answer from the other engine, whic
 number is the same generation once the checksums of the lease's blocks are known (`integrity`).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,10 @@ PROBE_TIMEOUT_S = 5.0
 busy takes less; it took 2.2 s on two cores under a load of 16."""
 
 PATIENCE = 2.0
-"""Times that a read took by which its lease table may be read later than `PROBE_TIMEOUT_S`. Where nobody schedules
-reads, the entry waits on the same connection behind all bytes that were asked for before it, as the read itself did.
-ASSUMPTION: no more than twice as many have come meanwhile.
+"""Times that a read took by which its lease table may be read later than `PROBE_TIMEOUT_S`, counted from when something
+came from that lender last. Where nobody schedules reads, the entry waits on the same connection behind all bytes that
+were asked for before it, as the read itself did, and a full link has ever more of them. ASSUMPTION: two reads of such a
+queue do not end further apart than two whole waits in it.
 """
 
 BACK_OFF_S = 10.0
@@ -108,6 +110,7 @@ class GenerationProbe:
         self._free = list(range(_ENTRIES))
         self._overdue: list[Probe] = []
         self._silent_until_s: dict[str, float] = {}
+        self._heard_s: dict[str, float] = {}
         region = [(self._address, self._entries.nbytes, 0, "")]
         self._registration = agent.register_memory(agent.get_reg_descs(region, "DRAM"), backends=backends)
 
@@ -150,9 +153,13 @@ class GenerationProbe:
         self._settle(probe, state)
         return probe
 
+    def heard(self, agent: str, now_s: float) -> None:
+        """Notes that bytes have come from a lender, so that it is not silent."""
+        self._heard_s[agent] = now_s
+
     def poll(self, probe: Probe, now_s: float) -> bool | None:
         """Returns whether the lease held, or None while that is not known. Raises TimeoutError for a read that takes
-        too long; its lender is then left alone for a while. Raises NIXL's errors.
+        too long after anything came from its lender, which is then left alone for a while. Raises NIXL's errors.
         """
         if probe.valid is None:
             try:
@@ -161,7 +168,8 @@ class GenerationProbe:
                 self._end(probe, False)
                 raise
             self._settle(probe, state)
-        if probe.valid is None and now_s - probe.posted_s > probe.allowed_s:
+        since_s = max(probe.posted_s, self._heard_s.get(probe.agent, -math.inf))
+        if probe.valid is None and now_s - since_s > probe.allowed_s:
             self.give_up(probe)
             self._silent_until_s[probe.agent] = now_s + BACK_OFF_S
             raise TimeoutError(f"the lease table of {probe.agent} was not read in {probe.allowed_s:.1f} s")

@@ -69,6 +69,10 @@ class ReadChecks:
         """Whether reads that were given up have not ended."""
         return bool(self._late) or self._probe.overdue > 0
 
+    def heard(self, agent: str, now_s: float) -> None:
+        """Notes that bytes have come from a lender, so that its table is waited for."""
+        self._probe.heard(agent, now_s)
+
     def begin(self, read: ChunkedRead, now_s: float) -> None:
         """Begins to check a read that has ended well."""
         self._checks.append(_Check(read, now_s))

@@ -124,6 +124,17 @@ def test_a_table_behind_a_read_that_took_long_may_take_long_as_well() -> None:
         probe.poll(read, 100.1 + 5.0 + PATIENCE * 12.0)
 
 
+def test_a_lender_from_which_bytes_come_is_not_silent() -> None:
+    """What was asked for before ends one after the other; the entry is the last in the queue."""
+    probe = GenerationProbe(Silent(), [], timeout_s=5.0)
+    read = probe.post(GONE, 0, 0, 1, now_s=100.0)
+    probe.heard(GONE.agent, 104.0)
+    probe.heard(HERE.agent, 109.0)
+    assert probe.poll(read, 108.9) is None
+    with pytest.raises(TimeoutError, match="was not read"):
+        probe.poll(read, 109.1)
+
+
 def test_the_memory_of_an_overdue_read_is_not_used_until_the_read_has_ended() -> None:
     agent = Silent()
     probe = GenerationProbe(agent, [], timeout_s=5.0)
