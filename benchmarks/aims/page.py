@@ -18,7 +18,7 @@ from benchmarks.experiments.base import Row
 
 PAGE = ROOT / "docs/not_reproduced.md"
 PAPERS = {
-    "BalanceRoute": ("balance_route_",),
+    "BalanceRoute": ("balance_route_", "forecast_value"),
     "NetKV": ("netkv_",),
     "DeepFlow": ("deepflow_", "scaling_fork"),
     "FlowKV": ("flowkv_",),

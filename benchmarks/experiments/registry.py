@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
+    "forecast_value": "benchmarks.experiments.forecast_value",
     "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
     "overload": "benchmarks.experiments.overload",

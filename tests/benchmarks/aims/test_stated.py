@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import check as check_module
-from benchmarks import results_io
+from benchmarks import provenance, results_io
 from benchmarks.aims import stated
 from benchmarks.check import Checked
 from benchmarks.checkout import ROOT, Origin
@@ -75,6 +75,8 @@ def test_rows_of_a_reduced_size_may_lack_some(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / stated.FOLDER).glob("*.json")), ids=lambda path: path.stem)
 def test_the_committed_aims_are_those_of_the_committed_rows(path: Path) -> None:
     assert path.stem in registry.EXPERIMENTS
+    if f"experiments/{registry.place(path.stem)}" in provenance.MISSING:
+        pytest.skip("not measured yet, so there are no rows")
     assert (
         list(stated.differences(path.stem, load(RESULTS / "experiments" / registry.place(path.stem)).rows))
         == []
