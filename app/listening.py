@@ -4,6 +4,7 @@ import socket
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 
 def bound_socket(host: str, port: int, reuse_port: bool = False) -> socket.socket:
@@ -26,6 +27,25 @@ def bound_socket(host: str, port: int, reuse_port: bool = False) -> socket.socke
         ) from None
     sock.setblocking(False)
     return sock
+
+
+class Pipelined(HttpToolsProtocol):
+    """uvicorn's protocol, which also tells the request that runs that its client has left. uvicorn tells only the last
+    request of the connection. One before it, as a stream behind which a client has sent more, would wait for its client
+    without end, or write to a closed connection, which is an error in the log.
+    """
+
+    _running: RequestResponseCycle | None = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
 
 
 def uvicorn_config(app: Any, tls_cert: str | None, tls_key: str | None, **more: Any) -> uvicorn.Config:

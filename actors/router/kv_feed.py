@@ -22,7 +22,7 @@ from actors.wire.kv import from_wire
 from actors.wire.messages import KvEvents, KvReplay, KvState, KvStop
 from policies.engine_model.blocks import Change, Stored
 from policies.state import events as ev
-from policies.state.prefix_index import PrefixIndex
+from policies.state.prefix_index import PrefixIndex, bytes_of
 from policies.state.reducer import ClusterState
 from policies.state.views import Request, WorkerId
 
@@ -39,7 +39,7 @@ snapshot."""
 @dataclass(slots=True)
 class _Source:
     """The engine behind one worker: its connection, the worker's rank there, the question that it has not answered yet
-    with the time it was sent, and the parts of a snapshot that have arrived.
+    with the time it was sent, and the parts of a snapshot that have arrived, with their bytes.
     """
 
     channel: Channel
@@ -48,6 +48,7 @@ class _Source:
     asked_s: float = 0.0
     ask_again_s: float = 0.0
     parts: list[Change] = field(default_factory=list)
+    parts_bytes: int = 0
 
 
 class KvFeed:
@@ -59,7 +60,7 @@ class KvFeed:
         self._state, self._apply = state, apply
         self._sources: dict[WorkerId, _Source] = {}
         self._batches = self._gaps = self._replays = self._snapshots = 0
-        self._predicted_tokens = self._reported_tokens = 0
+        self._predicted_tokens = self._reported_tokens = self._refused_blocks = 0
         self._wanted = False
 
     # ------------------------------------------------------------------------------------------------- workers
@@ -111,22 +112,28 @@ class KvFeed:
         self._look(worker, source)
 
     def state(self, worker: WorkerId, channel: Channel, message: KvState) -> None:
-        """Takes in one part of a snapshot; the last part completes it. Raises ValueError if the bytes of a hash are
-        incomplete.
+        """Takes in one part of a snapshot; the last part completes it. Parts for which no index has room are left out,
+        so an engine that sends parts without end costs no more memory than one that sends a full index. Raises
+        ValueError if the bytes of a hash are incomplete.
         """
         source = self._source(worker, channel)
         if source is None:
             return
         if message.part == 0:
-            source.parts = []
-        source.parts += from_wire(message.chains)
+            source.parts, source.parts_bytes = [], 0
+        chains = from_wire(message.chains)
+        source.parts_bytes += bytes_of(chains)
+        if source.parts_bytes <= self._state.index_memory.content_max_bytes:
+            source.parts += chains
+        else:
+            self._refused_blocks += sum(len(chain.hashes) for chain in chains if isinstance(chain, Stored))
         if message.part < message.parts - 1:
             source.asked_s = time.monotonic()  # the next part is on its way
             return
-        chains = tuple(chain for chain in source.parts if isinstance(chain, Stored))
-        source.parts, source.asked = [], None
+        stored = tuple(chain for chain in source.parts if isinstance(chain, Stored))
+        source.parts, source.parts_bytes, source.asked = [], 0, None
         self._snapshots += 1
-        self._apply(ev.KvSnapshot(clock_s(), worker, message.epoch, message.next_seq, chains))
+        self._apply(ev.KvSnapshot(clock_s(), worker, message.epoch, message.next_seq, stored))
         self._look(worker, source)
 
     def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
@@ -184,7 +191,7 @@ class KvFeed:
         indexes = self._state.prefix_indexes
         return {
             "prefix_index_blocks": float(sum(index.blocks for index in indexes)),
-            "prefix_index_bytes": float(sum(index.memory_bytes() for index in indexes)),
+            "prefix_index_bytes": float(self._state.index_memory.taken_bytes),
             "prefix_index_feeds": float(len(self._sources)),
         }
 
@@ -199,5 +206,7 @@ class KvFeed:
             "kv_event_snapshots": float(self._snapshots),
             "prefill_hit_tokens_predicted": float(self._predicted_tokens),
             "prefill_hit_tokens_reported": float(self._reported_tokens),
-            "prefix_index_refused_blocks": float(sum(i.refused for i in self._state.prefix_indexes)),
+            "prefix_index_refused_blocks": float(
+                self._refused_blocks + sum(index.refused for index in self._state.prefix_indexes)
+            ),
         }

@@ -84,7 +84,7 @@ class Guard:
             )
         reads = method in READS
         origin = headers.get("origin")
-        if not reads and origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if not reads and origin is not None and _host_of(origin) != host.lower():
             raise Refusal(403, f"a page of {origin[:100]!r} may change nothing here")
         state = scope.setdefault("state", {})
         if self._is_open(method, path):
@@ -123,6 +123,14 @@ def address_of(scope: Scope) -> str:
     """Returns the address of the client."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
+
+
+def _host_of(origin: str) -> str | None:
+    """Returns the host, with its port, of an Origin header; None for one that is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _cookie(header: str) -> str | None:

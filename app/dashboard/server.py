@@ -29,7 +29,7 @@ from app.dashboard.refusal import Refusal
 from app.dashboard.registry import exposition
 from app.dashboard.stream import MOST_READERS, Stream
 from app.fleet.status import quarantined_by_engine, shown_engine, shown_flow, shown_load, shown_sleep
-from app.listening import bound_socket, uvicorn_config, uvicorn_server
+from app.listening import Pipelined, bound_socket, uvicorn_config, uvicorn_server
 
 log = logging.getLogger("ray.serve.dashboard")
 
@@ -340,6 +340,7 @@ class DashboardServer:
                 limit_concurrency=MOST_CONNECTIONS,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(STOP_S),
+                http=Pipelined,
             )
             server = uvicorn_server(config)
             await server.startup([sock])

@@ -5,6 +5,7 @@ gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -72,10 +73,10 @@ class Stream:
 
     async def wait(self) -> None:
         """Waits for the next delta, for `COMMENT_S` at most."""
-        try:
-            await asyncio.wait_for(self._news.wait(), COMMENT_S)
-        except TimeoutError:
-            pass
+        # `wait_for` of Python 3.11 forgets that it was cancelled if the news come in the same turn of the loop
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMMENT_S):
+                await self._news.wait()
 
     async def serve(self, last_id: int | None, receive: Receive, send: Send) -> None:
         """Sends one reader the stream, until it leaves, reads nothing for too long, or the server stops."""

@@ -215,7 +215,7 @@ SAID: tuple[Said, ...] = (
         _OTHER_SIDE,
     ),
 )
-"""What papers say in words that their own form does not show here. The experiments aim at it with a form of ours, or
+"""Words of papers that their own form does not show here. The experiments aim at it with a form of ours, or
 not at all.
 """
 

@@ -105,6 +105,11 @@ class DispatchConfig:
     # ASSUMPTION: Envoy's max_ejection_percent is 10; 0.8 leaves one worker of four if three are bad
     quarantine_max_share: Annotated[float, Number(low=0, high=1)] = 0.8
     """Largest share of the workers of one role and group in quarantine; 0 turns quarantine off. One always serves."""
+    prefix_index_bytes: Annotated[int, Whole(1 << 20, unit="bytes")] = 1 << 30
+    """Memory of the prefix indexes of all groups (`policies.state.prefix_index`), an eighth of it for batches of KV
+    events that wait for a missing one. A block of one worker takes some 320 bytes, and 96 for each further worker that
+    holds it. Blocks beyond are refused and counted; prompts are then routed as if no worker had cached them.
+    """
     seed: int = 0
     """Seed of the random draws among workers of equal cost."""
 

@@ -152,6 +152,7 @@ class Dispatcher:
         self._queue = self._sharing.queue
         self._gate = Gate(self.state, admission)
         self.state.limit_outliers(config.outlier_limits)
+        self.state.limit_indexes(config.prefix_index_bytes)
         self._rng = random.Random(config.seed)
         self._stuck_head: Request | None = None
         """The queue's head that fitted nowhere when it was last tried."""
@@ -376,6 +377,7 @@ class Dispatcher:
             self._queue_ages.restart([(one, one.arrived_s) for one in queued], config.class_ageing_s)
             self._pool_ages.restart([(one.request, one.entered_s) for one in pooled], config.class_ageing_s)
         self.state.limit_outliers(self.config.outlier_limits)
+        self.state.limit_indexes(self.config.prefix_index_bytes)
 
     def _settle(self) -> None:
         """Settles what the policies read, what the decode policy is offered, and when entries starve."""

@@ -32,7 +32,7 @@ from policies.state import events as ev
 from policies.state.charges import Held, LiveRequest, Load, SlotDepartures
 from policies.state.outliers import Outliers
 from policies.state.pool import Pool
-from policies.state.prefix_index import PrefixIndex
+from policies.state.prefix_index import IndexMemory, PrefixIndex
 from policies.state.views import Health, PoolEntry, Request, RequestId, WorkerId
 from policies.state.waiting import Waiting
 
@@ -54,6 +54,8 @@ class Ledger:
     oracle: Oracle | None = None
     prefix: dict[str, PrefixIndex] = field(default_factory=dict)
     """Prefix indexes by engine group."""
+    index_memory: IndexMemory = field(default_factory=IndexMemory)
+    """The memory of all of them."""
     queued: Waiting = field(default_factory=Waiting)
     """Requests in stage QUEUED, in sums."""
     without_slot: Waiting = field(default_factory=Waiting)

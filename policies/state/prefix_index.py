@@ -17,11 +17,14 @@ block by block. So the answer is exact.
 A feed carries an epoch (one life of the engine's publisher) and sequence numbers. After a gap, later batches are held
 back until the missing ones are replayed. When too many are held back, the worker's content is dropped and a snapshot is
 wanted (`wanted` lists these requests). A new epoch or a `drop` hides the old content at once by clearing one bit; its
-entries are removed a few at a time (`sweep`). At `max_blocks` new blocks are refused and counted: the index is then
-incomplete, but what it says is still true.
+entries are removed a few at a time (`sweep`).
+
+The indexes of all groups and what is held back share one bound in bytes (`IndexMemory`). Beyond it blocks are refused
+and counted: the index is then incomplete, but what it says is still true. Bytes are counted by constants, not measured,
+because a replay must refuse the same blocks on every machine. Not claimed: that a table gives memory back when it
+shrinks.
 """
 
-import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +37,59 @@ MAX_HELD_BACK = 1024
 """Most batches of one worker that may wait for a missing batch."""
 SWEEP_BLOCKS = 256
 """Most entries of dropped content that one call removes."""
+HELD_BACK_SHARE = 8
+"""One part in this many of the bytes is for batches that are held back. ASSUMPTION: with the default it is 128 MiB,
+which holds a gap of 8,192 blocks for each of 370 workers."""
+
+# CPython on 64 bits: an integer of 64 bits has 36 bytes, and an entry of a dict 30 to 60, as the table is full or
+# has just grown; `test_prefix_index` measures them
+BLOCK_BYTES = 220
+"""Bytes of a block: entries in the tables of masks and of parents, its hash, its parent's, and a small mask."""
+HELD_BYTES = 96
+"""Bytes of a worker's entry for a block that it holds, or for a parent that it lacks: an entry of a dict and a hash."""
+BATCH_BYTES = 160
+"""Bytes of a batch that is held back, without its changes."""
+CHANGE_BYTES = 160
+"""Bytes of a change in it, without its hashes."""
+HASH_BYTES = 44
+"""Bytes of a hash in a change: an integer, and its place in a tuple."""
+
+
+def bytes_of(changes: Iterable[Change]) -> int:
+    """Returns the memory of some changes in bytes."""
+    hashes = 0
+    number = 0
+    for change in changes:
+        number += 1
+        if not isinstance(change, Cleared):
+            hashes += len(change.hashes)
+    return CHANGE_BYTES * number + HASH_BYTES * hashes
+
+
+@dataclass(slots=True)
+class IndexMemory:
+    """The memory of the prefix indexes of all groups, `max_bytes` at most. The content is counted apart from what is
+    held back, so that a full index still has room to wait for a missing batch.
+    """
+
+    max_bytes: int = 1 << 30
+    content_bytes: int = 0
+    held_back_bytes: int = 0
+
+    @property
+    def content_max_bytes(self) -> int:
+        """Most bytes of content."""
+        return self.max_bytes - self.held_back_max_bytes
+
+    @property
+    def held_back_max_bytes(self) -> int:
+        """Most bytes of batches that are held back."""
+        return self.max_bytes // HELD_BACK_SHARE
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes that are taken now."""
+        return self.content_bytes + self.held_back_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +112,8 @@ class _Feed:
     """Blocks that the worker holds, each with the number of its children that are held."""
     missing: dict[int, int] = field(default_factory=dict)
     """Parents that the worker does not hold, each with the number of its children that it holds."""
+    counted_missing: int = 0
+    """Number of entries of `missing` that are counted as memory."""
     held_back: dict[int, tuple[Change, ...]] = field(default_factory=dict)
     """Batches that wait for a missing one, by sequence number."""
     lost: bool = False
@@ -65,10 +123,10 @@ class _Feed:
 @dataclass(slots=True)
 class PrefixIndex:
     """The index of one engine group. `version` grows with every change of the content; `refused` counts the blocks that
-    were refused at `max_blocks`.
+    were refused because the bytes of `memory`, which the indexes of other groups share, were taken.
     """
 
-    max_blocks: int = 2_000_000
+    memory: IndexMemory = field(default_factory=IndexMemory)
     version: int = 0
     refused: int = 0
     _masks: dict[int, int] = field(default_factory=dict)
@@ -84,6 +142,10 @@ class PrefixIndex:
     """Dropped content whose entries are still to be removed: (bit, blocks held)."""
     _free_bits: list[int] = field(default_factory=list)
     _bits: int = 0
+    _entries: int = 0
+    """Number of blocks held by each worker, those of dropped content included, and of parents that they lack."""
+    _counted_bytes: int = 0
+    """Bytes of this index's content in `memory`."""
 
     # ------------------------------------------------------------------------------------------------------- feeds
 
@@ -98,21 +160,25 @@ class PrefixIndex:
             return
         self._carry_out(feed, changes)
         self._drain(feed)
+        self._count()
 
     def restore(self, worker: str, epoch: str, next_seq: int, chains: Iterable[Stored]) -> None:
         """Replaces a worker's content by a snapshot taken before batch `next_seq`. Batches from `next_seq` on that were
         held back are applied afterwards.
         """
         known = self._feeds.get(worker)
-        held_back = known.held_back if known is not None and known.epoch == epoch else {}
+        held_back = dict(known.held_back) if known is not None and known.epoch == epoch else {}
         self.drop(worker)
         feed = self._feed(worker, epoch)
         for chain in chains:
             self._store(feed, chain)
         self.version += 1
         feed.next_seq = next_seq
-        feed.held_back = {later: changes for later, changes in held_back.items() if later >= next_seq}
+        for later, changes in held_back.items():
+            if later >= next_seq:
+                self._keep(feed, later, changes)
         self._drain(feed)
+        self._count()
 
     def drop(self, worker: str) -> None:
         """Removes a worker from all answers at once; an unknown worker is no error."""
@@ -123,7 +189,11 @@ class PrefixIndex:
         self._live &= ~(1 << feed.bit)
         self._irregular &= ~(1 << feed.bit)
         del self._names[feed.bit]
+        for seq in list(feed.held_back):
+            self._take(feed, seq)
+        self._entries -= feed.counted_missing
         self._dead.append((feed.bit, feed.held))
+        self._count()
 
     def sweep(self) -> None:
         """Removes up to `SWEEP_BLOCKS` entries of dropped content; every batch and every tick does it. A bit is free
@@ -136,6 +206,7 @@ class PrefixIndex:
             bit, held = self._dead[-1]
             while held and budget:
                 self._unmask(held.popitem()[0], bit)
+                self._entries -= 1
                 budget -= 1
             if not held:
                 self._dead.pop()
@@ -143,6 +214,7 @@ class PrefixIndex:
         if not self._masks:
             # an emptied dict keeps the memory of its largest size
             self._masks, self._parents = {}, {}
+        self._count()
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -246,13 +318,14 @@ class PrefixIndex:
         return len(self._masks)
 
     def memory_bytes(self) -> int:
-        """Returns the size of the tables in bytes: the tables themselves, and for each block 36 bytes for its hash and
-        the size of its mask.
-        """
-        tables = [self._masks, self._parents, *(feed.held for feed in self._feeds.values())]
-        tables += [held for _, held in self._dead]
-        masks = 28 + self._bits // 7  # bytes of an integer of that many bits
-        return sum(map(sys.getsizeof, tables)) + (36 + masks) * len(self._masks)
+        """Returns the bytes that are counted for the content."""
+        # a mask has a bit for each worker: 4 bytes for each 30
+        return len(self._masks) * (BLOCK_BYTES + self._bits // 7) + self._entries * HELD_BYTES
+
+    def _count(self) -> None:
+        now_bytes = self.memory_bytes()
+        self.memory.content_bytes += now_bytes - self._counted_bytes
+        self._counted_bytes = now_bytes
 
     # ----------------------------------------------------------------------------------------------------- changes
 
@@ -271,18 +344,38 @@ class PrefixIndex:
         return feed
 
     def _hold_back(self, feed: _Feed, seq: int, changes: tuple[Change, ...]) -> None:
-        feed.held_back[seq] = changes
-        if len(feed.held_back) <= MAX_HELD_BACK:
+        self._keep(feed, seq, changes)
+        if not self._too_much(feed):
             return
-        del feed.held_back[min(feed.held_back)]
+        for oldest in sorted(feed.held_back):
+            if not self._too_much(feed):
+                break
+            self._take(feed, oldest)
         if not feed.lost:
             feed.lost = True
             self._clear(feed)
 
+    def _too_much(self, feed: _Feed) -> bool:
+        memory = self.memory
+        return len(feed.held_back) > MAX_HELD_BACK or memory.held_back_bytes > memory.held_back_max_bytes
+
+    def _keep(self, feed: _Feed, seq: int, changes: tuple[Change, ...]) -> None:
+        """Holds a batch back."""
+        if seq in feed.held_back:
+            self._take(feed, seq)
+        feed.held_back[seq] = changes
+        self.memory.held_back_bytes += BATCH_BYTES + bytes_of(changes)
+
+    def _take(self, feed: _Feed, seq: int) -> tuple[Change, ...]:
+        """Returns a batch that was held back, and holds it back no longer."""
+        changes = feed.held_back.pop(seq)
+        self.memory.held_back_bytes -= BATCH_BYTES + bytes_of(changes)
+        return changes
+
     def _drain(self, feed: _Feed) -> None:
         feed.lost = False
         while feed.next_seq in feed.held_back:
-            self._carry_out(feed, feed.held_back.pop(feed.next_seq))
+            self._carry_out(feed, self._take(feed, feed.next_seq))
 
     def _carry_out(self, feed: _Feed, changes: tuple[Change, ...]) -> None:
         for change in changes:
@@ -301,25 +394,33 @@ class PrefixIndex:
         """Drops the worker's content but keeps its feed, by giving the worker another bit."""
         worker = self._names[feed.bit]
         state = (feed.next_seq, feed.held_back, feed.lost)
+        # it goes on being held back, and is counted already
+        feed.held_back = {}
         self.drop(worker)
         fresh = self._feed(worker, feed.epoch)
-        feed.bit, feed.held, feed.missing = fresh.bit, fresh.held, fresh.missing
+        feed.bit, feed.held, feed.missing, feed.counted_missing = fresh.bit, fresh.held, fresh.missing, 0
         feed.next_seq, feed.held_back, feed.lost = state
         self._feeds[worker] = feed
 
     def _store(self, feed: _Feed, change: Stored) -> None:
         bit, parent = 1 << feed.bit, change.parent
+        self._count()
+        room_bytes = self.memory.content_max_bytes - self.memory.content_bytes
+        new_bytes = BLOCK_BYTES + self._bits // 7 + HELD_BYTES
         for block in change.hashes:
             mask = self._masks.get(block, 0)
-            if mask or len(self._masks) < self.max_blocks:
-                if not mask and parent is not None:
-                    self._parents[block] = parent
-                if not mask & bit:
+            if not mask & bit:
+                cost_bytes = HELD_BYTES if mask else new_bytes
+                if cost_bytes <= room_bytes:
+                    room_bytes -= cost_bytes
+                    if not mask and parent is not None:
+                        self._parents[block] = parent
                     self._masks[block] = mask | bit
                     feed.held[block] = feed.missing.pop(block, 0)
+                    self._entries += 1
                     self._count_child(feed, block, +1)
-            else:
-                self.refused += 1
+                else:
+                    self.refused += 1
             parent = block
         self._note_missing(feed)
 
@@ -327,6 +428,7 @@ class PrefixIndex:
         children = feed.held.pop(block, None)
         if children is None:
             return
+        self._entries -= 1
         if children:
             feed.missing[block] = children
         self._count_child(feed, block, -1)
@@ -348,6 +450,8 @@ class PrefixIndex:
             del feed.missing[parent]
 
     def _note_missing(self, feed: _Feed) -> None:
+        self._entries += len(feed.missing) - feed.counted_missing
+        feed.counted_missing = len(feed.missing)
         bit = 1 << feed.bit
         self._irregular = self._irregular | bit if feed.missing else self._irregular & ~bit
 

@@ -17,7 +17,7 @@ from policies.state.charges import view_of
 from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import OutlierLimits
 from policies.state.pool import Line, PoolKey, pool_key
-from policies.state.prefix_index import IndexHits, PrefixIndex
+from policies.state.prefix_index import IndexHits, IndexMemory, PrefixIndex
 from policies.state.standing import Figure, Standing, Work
 from policies.state.views import (
     NO_HITS,
@@ -169,6 +169,17 @@ class ClusterState:
     def prefix_indexes(self) -> tuple[PrefixIndex, ...]:
         """The prefix indexes of all engine groups."""
         return tuple(self._ledger.prefix.values())
+
+    @property
+    def index_memory(self) -> IndexMemory:
+        """The memory of the prefix indexes."""
+        return self._ledger.index_memory
+
+    def limit_indexes(self, max_bytes: int) -> None:
+        """Sets the memory that the prefix indexes of all groups may take. Content beyond it stays until its engines
+        evict it.
+        """
+        self._ledger.index_memory.max_bytes = max_bytes
 
     def request(self, attempt_id: RequestId) -> Request | None:
         live = self._ledger.live.get(attempt_id)

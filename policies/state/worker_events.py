@@ -105,7 +105,7 @@ def _kv_snapshot(ledger: Ledger, event: ev.KvSnapshot) -> None:
 def _index_of(ledger: Ledger, worker: WorkerId) -> PrefixIndex:
     group = ledger.need_worker(worker).up.group
     if group not in ledger.prefix:
-        ledger.prefix[group] = PrefixIndex()
+        ledger.prefix[group] = PrefixIndex(ledger.index_memory)
     return ledger.prefix[group]
 
 

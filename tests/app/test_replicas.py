@@ -1,12 +1,23 @@
-"""The replicas: workers find the wire's secret, and generations of routers rise whoever starts meanwhile."""
+"""The replicas: workers find the wire's secret, NIXL listens on a private address, the log warns of keys that are
+shown, and generations of routers rise whoever starts meanwhile.
+"""
 
+import logging
 import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from actors.telemetry import logs
 from actors.wire.environment import hand_down
-from app import replicas
-from app.config import WireConfig
+from app import addresses, replicas
+from app.config import IngressGroupConfig, ModelConfig, WireConfig
+from app.groups import EngineConfig
+from app.ingress import replica as ingress_replica
+from app.replicas import EngineReplica, Stay
 
 
 def test_workers_find_the_secret_of_another_variable_and_the_certificates(
@@ -22,6 +33,59 @@ def test_workers_find_the_secret_of_another_variable_and_the_certificates(
     monkeypatch.delenv("OTHER_SECRET")
     hand_down(WireConfig(secret_env="OTHER_SECRET").secret(), None)
     assert "SLUICE_WIRE_SECRET" not in os.environ and "SLUICE_WIRE_TLS" not in os.environ
+
+
+class Started(Exception):
+    """Ends the start of a replica at the point that a test is about."""
+
+
+@pytest.mark.parametrize(
+    ("interface", "host"), [(None, "127.0.0.1"), ("10.1.0.0/16", "10.1.0.5"), ("10.1.0.5", "10.1.0.5")]
+)
+async def test_an_engine_opens_nixls_side_channel_to_the_private_network_at_most(
+    monkeypatch: pytest.MonkeyPatch, interface: str | None, host: str
+) -> None:
+    own = [addresses.ipaddress.ip_address(one) for one in ("127.0.0.1", "10.1.0.5", "192.0.2.7")]
+    monkeypatch.setattr(addresses, "_own_addresses", lambda: own)
+    context = SimpleNamespace(app_name="a", replica_id=SimpleNamespace(unique_id="u"))
+    monkeypatch.setattr(replicas.serve, "get_replica_context", lambda: context)
+    node = SimpleNamespace(get_node_id=lambda: "n")
+    monkeypatch.setattr(replicas.ray, "get_runtime_context", lambda: node)
+    monkeypatch.setattr(logs, "start", lambda *names: None)
+    given: dict[str, Any] = {}
+
+    def make(*arguments: Any, **defaults: Any) -> None:
+        given.update(defaults)
+        raise Started
+
+    monkeypatch.setattr(replicas, "make_engine", make)
+    wire, config, start = WireConfig(interface=interface), EngineConfig(name="e", role="prefill"), Stay(1.0)
+    begin: Any = EngineReplica.__init__
+    with pytest.raises(Started):
+        await begin(SimpleNamespace(), ModelConfig(), config, None, wire, None, None, start, None)
+    assert given == {"side_channel_host": host}
+
+
+@pytest.mark.parametrize(("options", "warned"), [({"admin_keys": ["a secret key"]}, True), ({}, False)])
+async def test_an_ingress_warns_of_keys_in_its_configuration_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    options: dict[str, Any],
+    warned: bool,
+) -> None:
+    def salt(*_: Any) -> bytes:
+        raise Started
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(logs, "start", lambda *names: None)
+    monkeypatch.setattr(ingress_replica, "salt_of_application", salt)
+    # Serve has put a class of its own in front
+    begin: Any = ingress_replica.IngressReplica.__mro__[1].__init__
+    group = IngressGroupConfig(options=options)
+    with caplog.at_level(logging.WARNING, "ray.serve"), pytest.raises(Started):
+        await begin(SimpleNamespace(), ModelConfig(), group, False, WireConfig(), None)
+    assert ("SLUICE_ADMIN_KEYS" in caplog.text, "a secret key" in caplog.text) == (warned, False)
 
 
 class Store:

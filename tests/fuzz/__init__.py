@@ -1,4 +1,5 @@
-"""Hostile input by a seed: HTTP bytes, JSON bodies, wire frames, KV events, configurations and key files.
+"""Hostile input by a seed: HTTP bytes and JSON bodies to an ingress, to one with a key file and to the dashboard, wire
+frames, the flow agent's socket, KV events, configurations and key files.
 
     python -m tests.fuzz --requests 1000000 --frames 1000000    (make fuzz)
 

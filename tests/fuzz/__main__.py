@@ -16,7 +16,7 @@ import uvloop
 
 from benchmarks.checkout import PRODUCT
 from benchmarks.live.machine import command, facts, save
-from tests.fuzz import files, frames, requests
+from tests.fuzz import agent, board, files, frames, keyed, requests
 from tests.fuzz.watch import Watch
 
 MODULE = "tests.fuzz.__main__"
@@ -30,7 +30,7 @@ def main() -> int:
     for name, count in PARTS.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="longest time of requests and of frames"
+        "--minutes", type=float, default=math.inf, help="longest time of each part that goes over sockets"
     )
     parser.add_argument("--show", type=int, default=10, help="findings of each part to print")
     parser.add_argument("--out", type=Path, help="file for counts, outcomes, memory and findings, as JSON")
@@ -54,18 +54,23 @@ def main() -> int:
     return int(failed)
 
 
-PARTS = {"requests": 1_000_000, "frames": 1_000_000, "events": 1_000_000, "configs": 20_000, "keys": 20_000}
-"""The parts, with the number of their cases."""
+PARTS = {
+    "requests": 1_000_000, "keyed": 200_000, "board": 200_000, "frames": 1_000_000, "agent": 50_000,
+    "events": 1_000_000, "configs": 20_000, "keys": 20_000,
+}  # fmt: skip
+"""The parts, with the number of their cases; those of `agent` are connections."""
 
 
 async def part(name: str, seed: int, count: int, most_s: float = math.inf) -> Watch:
     """Runs one part, and returns what was seen."""
     targets: dict[str, Callable[..., Any]] = {
-        "requests": requests.run, "frames": frames.run,
+        "requests": requests.run, "keyed": keyed.run, "board": board.run, "frames": frames.run, "agent": agent.run,
         "events": files.events, "configs": files.configs, "keys": files.keys,
     }  # fmt: skip
     with Watch(most_s) as watch, tempfile.TemporaryDirectory() as folder:
-        made = targets[name](watch, seed, count, *([Path(folder)] if name in ("requests", "frames") else []))
+        made = targets[name](
+            watch, seed, count, *([] if name in ("events", "configs", "keys") else [Path(folder)])
+        )
         if isinstance(made, Awaitable):
             await made
     return watch

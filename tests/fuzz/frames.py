@@ -86,6 +86,12 @@ def drawn(rng: Random, kind: inspect.Type, depth: int = 0) -> Any:
             needed = sum(field.required for field in fields)
             count = len(fields) if rng.random() < 0.7 else rng.randint(needed, len(fields))
             return made + [drawn(rng, field.type, depth + 1) for field in fields[:count]]
+        case inspect.DataclassType(fields=fields):
+            return {
+                field.encode_name: drawn(rng, field.type, depth + 1)
+                for field in fields
+                if field.required or rng.random() < 0.7
+            }
         case inspect.AnyType() | inspect.RawType():
             return mutate.value(rng, 1)
     return mutate.value(rng, 1)
@@ -133,31 +139,33 @@ class Frames:
         _, channel = await asyncio.get_running_loop().connect_accepted_socket(self._factory, theirs)
         kind = rng.choice(list(self._taken))
         hello = ENCODER.encode([Hello(PROTOCOL_VERSION, kind, rng.choice(IDS) or "x")])  # type: ignore[arg-type]
-        await self._send(channel, ours, HEADER.pack(len(hello)) + hello)
+        await deliver(channel, ours, HEADER.pack(len(hello)) + hello)
         sent = 0
         while sent < most and not channel._closed:
             data = frame(rng, self._taken[kind])
-            await self._send(channel, ours, data)
+            await deliver(channel, ours, data)
             sent += 1
             self._watch.count("ended" if channel._closed else "taken")
         ours.close()
         return sent
 
-    async def _send(self, channel: Channel, ours: socket.socket, data: bytes) -> None:
-        try:
-            while data and not channel._closed:
-                try:
-                    data = data[ours.send(data) :]
-                except BlockingIOError:
-                    await asyncio.sleep(0)
-                _drop(ours)
-            while queued_bytes(_Socket(ours)) and not channel._closed:  # type: ignore[arg-type]
-                _drop(ours)
+
+async def deliver(channel: Channel, ours: socket.socket, data: bytes) -> None:
+    """Sends bytes to the receiving end `channel` of `ours`, and waits until it has read them or has closed."""
+    try:
+        while data and not channel._closed:
+            try:
+                data = data[ours.send(data) :]
+            except BlockingIOError:
                 await asyncio.sleep(0)
-        except OSError:
-            # the other end has closed the connection
-            while not channel._closed:
-                await asyncio.sleep(0)
+            _drop(ours)
+        while queued_bytes(_Socket(ours)) and not channel._closed:  # type: ignore[arg-type]
+            _drop(ours)
+            await asyncio.sleep(0)
+    except OSError:
+        # the other end has closed the connection
+        while not channel._closed:
+            await asyncio.sleep(0)
 
 
 def _drop(ours: socket.socket) -> None:

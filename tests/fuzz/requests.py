@@ -7,9 +7,11 @@ held when its client has gone, or memory that grows.
 import asyncio
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from actors.wire import messages as wire
 from actors.wire.channel import Channel
@@ -56,18 +58,18 @@ def body(rng: Random, path: str) -> bytes:
     return mutate.of_bytes(rng, made) if kind == 6 else made
 
 
-def request(rng: Random, wild: bool) -> bytes:
-    """Returns one request. A `wild` one has any head, and changed bytes."""
+def request(rng: Random, wild: bool, headers: tuple[str, ...] = ()) -> bytes:
+    """Returns one request with these headers and others. A `wild` one has any head, and changed bytes."""
     path = rng.choice(PATHS[:2] if rng.random() < 0.7 else PATHS)
     content = body(rng, path)
     if not wild:
         more = rng.sample(HEADERS, rng.choice((0, 0, 0, 1)))
-        made = raw("POST" if path in PATHS[:2] else "GET", path, content, *more)
+        made = raw("POST" if path in PATHS[:2] else "GET", path, content, *headers, *more)
     else:
         lines = [
             f"{rng.choice(METHODS)} {path} HTTP/{rng.choice(('1.1', '1.1', '1.1', '1.0', '2.0', '0.9'))}"
         ]
-        lines += rng.sample(HEADERS, rng.randrange(6))
+        lines += [*headers, *rng.sample(HEADERS, rng.randrange(6))]
         if rng.random() < 0.7:
             lines += ["host: localhost", "content-type: application/json"]
         if rng.random() < 0.3:
@@ -80,13 +82,13 @@ def request(rng: Random, wild: bool) -> bytes:
     return mutate.of_bytes(rng, made) if wild and rng.random() < 0.4 else made
 
 
-def connection(rng: Random) -> tuple[int, bytes]:
-    """Returns the number of requests of a client, and its bytes."""
+def connection(rng: Random, headers: tuple[str, ...] = ()) -> tuple[int, bytes]:
+    """Returns the number of requests of a client, each with these headers, and its bytes."""
     if rng.random() < 0.05:
         return 1, mutate.of_bytes(rng, rng.choice(RAW))
     count = rng.choice((1, 1, 2, 3, 8))
     wild = rng.random() < 0.3
-    return count, b"".join(request(rng, wild) for _ in range(count))
+    return count, b"".join(request(rng, wild, headers) for _ in range(count))
 
 
 def pieces(rng: Random, data: bytes) -> Iterator[bytes]:
@@ -97,10 +99,21 @@ def pieces(rng: Random, data: bytes) -> Iterator[bytes]:
         data = data[size:]
 
 
-async def run(watch: Watch, seed: int, requests: int, folder: Path, fast: bool = True) -> None:
+async def run(watch: Watch, seed: int, requests: int, folder: Path) -> None:
     """Sends about this number of requests, `AT_ONCE` connections at a time."""
+    async with opened(folder) as made:
+        await drive(watch, made, seed, requests)
+
+
+@asynccontextmanager
+async def opened(folder: Path, **options: Any) -> AsyncIterator[Rig]:
+    """An ingress in its fleet; `options` are further fields of its configuration."""
     config = IngressConfig(
-        served_names=(MODEL,), sweep_interval_s=0.02, max_body_bytes=150_000, max_waiting_bytes=10**8
+        served_names=(MODEL,),
+        sweep_interval_s=0.02,
+        max_body_bytes=150_000,
+        max_waiting_bytes=10**8,
+        **options,
     )
     engines: list[ScriptedEngine] = [
         Forgetful("p", "prefill", folder, max_model_len=48), Forgetful("d", "decode", folder, max_model_len=48),
@@ -108,22 +121,38 @@ async def run(watch: Watch, seed: int, requests: int, folder: Path, fast: bool =
     # no limit of time ends a case before it is looked at
     listener = ListenerConfig(port=0, request_read_s=3600.0, keep_alive_s=3600.0)
     async with rig(folder, engines, config, listener) as made:
-        left, every = requests, max(1, requests // SAMPLE)
-        next_sample = requests
+        yield made
 
-        async def client(number: int) -> None:
-            nonlocal left, next_sample
-            rng = Random(f"{seed}/{number}")
-            while left > 0 and not watch.over:
-                count, data = connection(rng)
-                left -= count
-                await _talk(watch, made, rng, count, data)
-                if left <= next_sample:
-                    next_sample = left - every
-                    watch.sample()
 
-        await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
-        await _settled(watch, made)
+async def drive(
+    watch: Watch,
+    made: Rig,
+    seed: int,
+    requests: int,
+    headers: Callable[[Random], tuple[str, ...]] = lambda rng: (),
+    beside: Callable[[Random], Awaitable[None]] | None = None,
+) -> None:
+    """Sends about this number of requests, each with some `headers`, and does `beside` after every connection of the
+    first client. At the end nothing may be held, and an ordinary client be served.
+    """
+    left, every = requests, max(1, requests // SAMPLE)
+    next_sample = requests
+
+    async def client(number: int) -> None:
+        nonlocal left, next_sample
+        rng = Random(f"{seed}/{number}")
+        while left > 0 and not watch.over:
+            count, data = connection(rng, headers(rng))
+            left -= count
+            await _talk(watch, made, rng, count, data)
+            if beside is not None and number == 0:
+                await beside(rng)
+            if left <= next_sample:
+                next_sample = left - every
+                watch.sample()
+
+    await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
+    await _settled(watch, made)
 
 
 async def _talk(watch: Watch, made: Rig, rng: Random, count: int, data: bytes) -> None:

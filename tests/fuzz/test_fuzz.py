@@ -10,9 +10,14 @@ import pytest
 from tests.fuzz.__main__ import part
 from tests.fuzz.watch import GROWTH_BYTES, Watch
 
-SHORT = {"requests": 1500, "frames": 1500, "events": 5000, "configs": 300, "keys": 1000}
+SHORT = {
+    "requests": 1500, "keyed": 500, "board": 500, "frames": 1500, "agent": 80, "events": 5000, "configs": 300,
+    "keys": 1000,
+}  # fmt: skip
 EXPECTED = {
     "requests": {"200", "400", "401", "404", "405", "415"}, "frames": {"taken", "ended"},
+    "keyed": {"200", "400", "401", "429"}, "board": {"200", "400", "401", "403", "404"},
+    "agent": {"taken", "ended", "flood"},
     "events": {"taken", "refused"}, "configs": {"taken", "refused"}, "keys": {"taken", "refused"},
 }  # fmt: skip
 """Outcomes that each part has for certain, or it would not reach what it is about."""
@@ -22,7 +27,8 @@ EXPECTED = {
 def levels() -> Iterator[None]:
     """Gives loggers back their levels, which a part changes."""
     loggers = [
-        logging.getLogger(name) for name in ("actors.router", "actors.engine", "actors.wire", "app.ingress")
+        logging.getLogger(name)
+        for name in ("actors.flow", "actors.router", "actors.engine", "actors.wire", "app.ingress")
     ]
     before = [logger.level for logger in loggers]
     yield

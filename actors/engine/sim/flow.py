@@ -125,8 +125,10 @@ class PermittedReads:
                 await asyncio.sleep(STEP_S)
                 continue
             self._work.clear()
+            # `wait_for` of Python 3.11 forgets that it was cancelled if work comes in the same turn of the loop
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._work.wait(), REST_S)
+                async with asyncio.timeout(REST_S):
+                    await self._work.wait()
 
 
 @dataclass(slots=True, eq=False)

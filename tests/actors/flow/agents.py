@@ -33,8 +33,8 @@ def flow(name: str, source: str, target: str, size: int = 4) -> Flow:
 class Reads:
     """A worker of one node that answers each permit at once, unless it shall keep them."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, node: str, secret: bytes | None = None) -> None:
+        self.node, self.secret = node, secret
         self.keep = False
         self.permits: list[Permitted] = []
         self.refused: list[str] = []
@@ -43,7 +43,7 @@ class Reads:
 
     async def join(self, agent: FlowAgent) -> None:
         """Connects to the agent."""
-        me = Identity("worker", f"w-{self.node}")
+        me = Identity("worker", f"w-{self.node}", self.secret)
         self.channel = await connect(agent.addresses, lambda: Channel(me, self._take))
         self.channel.send(JoinNode(self.node))
 

@@ -18,12 +18,13 @@ from actors.router import kv_feed
 from actors.router.kv_feed import KvFeed
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
-from actors.wire.messages import Admin, AdminAnswer, KvEvents, Message
+from actors.wire.kv import from_wire, pack_hashes
+from actors.wire.messages import Admin, AdminAnswer, KvChange, KvEvents, KvState, Message
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import block_hashes
 from policies.routing.deepflow.locality import Locality
 from policies.routing.simple.cache_aware import CacheAware
-from policies.state.prefix_index import PrefixIndex
+from policies.state.prefix_index import PrefixIndex, bytes_of
 from policies.state.reducer import ClusterState
 from tests.actors.engine.rig import Client, until
 from tests.actors.router.test_server import Peer, peer
@@ -225,6 +226,25 @@ def test_an_engine_that_does_not_answer_is_asked_ever_less_often(monkeypatch: py
         asked_s += [now_s[0]] * (len(sent) - before)
     # after 2, 4, 8, 16, 32 and then every 60 s, at the tick after it
     assert asked_s == pytest.approx([2.2, 6.4, 14.6, 30.8, 63.0, 123.2, 183.4, 243.6], abs=0.21)
+
+
+def test_a_snapshot_without_end_takes_no_more_memory_than_a_full_index() -> None:
+    state, applied, channel = ClusterState(), list[Any](), SimpleNamespace(send=lambda message: None)
+    part = [KvChange("stored", pack_hashes(range(1000)))]
+    part_bytes = bytes_of(from_wire(part))
+    # 3.5 parts are for content
+    state.limit_indexes(4 * part_bytes)
+    feed = KvFeed(state, applied.append)
+    feed.announced("w", 0, channel)  # type: ignore[arg-type]
+    for number in range(10):
+        feed.state("w", channel, KvState("w", "e", 5, number, 10, part))  # type: ignore[arg-type]
+        assert len(feed._sources["w"].parts) <= 3
+    (event,) = applied
+    assert (event.next_seq, len(event.chains)) == (5, 3)
+    assert feed.totals()["prefix_index_refused_blocks"] == 7000
+    # the next snapshot has all the room again
+    feed.state("w", channel, KvState("w", "e", 9, 0, 1, part))  # type: ignore[arg-type]
+    assert len(applied[1].chains) == 1
 
 
 async def test_where_the_engine_has_the_batches_no_more_it_tells_all_it_holds(cluster: Cluster) -> None:

@@ -149,7 +149,12 @@ async def test_a_login_ends_with_its_key() -> None:
 
 async def test_a_page_from_elsewhere_changes_nothing(board: Dashboard) -> None:
     admin = await login(board, ADMIN)
-    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{(board.server.port or 0) + 1}"):
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://[",
+        f"http://127.0.0.1:{(board.server.port or 0) + 1}",
+    ):
         foreign = {**admin, "origin": origin}
         assert "may change nothing" in said(
             await board.client.post("/api/undo", json={}, headers=foreign), 403

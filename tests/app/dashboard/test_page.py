@@ -389,7 +389,8 @@ def test_a_number_typed_the_moment_the_dialog_closes_stays(serve: Serve, opening
     )
     page.get_by_role("dialog").get_by_role("button", name="Set").click()
     expect(number).to_have_value("7")
-    page.wait_for_timeout(500)  # what the page does after it has drawn is over by then
+    # what the page does after it has drawn is over by then
+    page.wait_for_timeout(500)
     expect(number).to_have_value("7")
     expect(page.get_by_role("button", name="Set these numbers")).to_be_enabled()
 

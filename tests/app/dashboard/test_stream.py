@@ -118,3 +118,51 @@ async def test_a_hundred_streams_of_which_one_is_never_read(tmp_path: Path) -> N
             await until(lambda: board.stream.readers == 0, "no reader")
     finally:
         await router.stop()
+
+
+async def test_a_reader_that_leaves_with_another_request_behind_its_stream_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = make_router(tmp_path)
+    await router.start([f"unix:{tmp_path}/r.sock"])
+    key = f"host: localhost\r\nauthorization: Bearer {VIEWER}\r\n\r\n"
+    both = f"GET /api/stream HTTP/1.1\r\n{key}GET /api/status HTTP/1.1\r\n{key}"
+    try:
+        async with dashboard(tmp_path, router) as board:
+            server = board.server._server
+            assert server is not None
+            _, writer = await asyncio.open_connection("127.0.0.1", board.server.port)
+            writer.write(both.encode())
+            await until(lambda: board.stream.readers == 1, "a reader")
+            writer.close()
+            await until(lambda: not server.server_state.tasks, "no task")
+            assert board.stream.readers == 0
+    finally:
+        await router.stop()
+    # without a word of it a stream ends by writing to a connection that is closed
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_reader_that_leaves_as_something_comes_is_gone(turns: int) -> None:
+    stream, left = Stream(lambda: {"seq": 0}), asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+
+    stream.add({"seq": 1})
+    serving = asyncio.create_task(stream.serve(1, receive, send))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    left.set()
+    # the news may come in any turn of the loop between the client's end and that of its task
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    stream.add({"seq": 2})
+    async with asyncio.timeout(10):
+        await serving
+    assert stream.readers == 0

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from actors.wire import messages as wire
 from app.api.plan import plan_chat, plan_completion
+from app.api.structure import check_structure
 from app.ingress import asgi
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import HfCodec, WordCodec
@@ -184,6 +186,23 @@ async def test_few_long_prompts_wait_and_short_ones_pass(
         await made.idle()
 
 
+async def test_a_long_prompt_does_not_wait_for_what_others_do_in_threads(tmp_path: Path) -> None:
+    config = IngressConfig(served_names=(MODEL,), offload_prompt_chars=100, sweep_interval_s=0.02)
+    go_on, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+        path, body = prompt("a " * 200)
+        other = loop.run_in_executor(None, go_on.wait, 60)
+        try:
+            async with asyncio.timeout(20):
+                assert (await made.client.post(path, json=body)).status_code == 200
+            assert not other.done()
+        finally:
+            go_on.set()
+            await other
+        await made.idle()
+
+
 async def test_a_prompt_whose_client_has_left_is_not_tokenised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +255,9 @@ async def test_a_long_conversation_is_rendered_and_tokenised_aside(
 
 # ------------------------------------------------------------------------------------------------------ large bodies
 
+STEPS = ("look at the structure", "parsing", "rendering")
+"""The steps before a large conversation is tokenised, in their order."""
+
 
 async def test_the_loop_goes_on_while_a_large_body_is_parsed(
     tmp_path: Path, codec: CountingCodec, monkeypatch: pytest.MonkeyPatch
@@ -254,6 +276,47 @@ async def test_the_loop_goes_on_while_a_large_body_is_parsed(
             answer = await made.client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200
         assert parsed_here == [True, False]
+        await made.idle()
+
+
+async def test_others_are_served_while_a_large_body_is_parsed_and_its_template_rendered(
+    tmp_path: Path, codec: CountingCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each step begins, and ends when the loop says so; a step in the loop itself would wait for itself
+    begun, go_on = {n: threading.Event() for n in STEPS}, {n: threading.Event() for n in STEPS}
+
+    def held(step: str, large: bool) -> None:
+        if large:
+            begun[step].set()
+            assert go_on[step].wait(10), f"the {step} waits for the loop, which waits for it"
+
+    def structure(body: bytes) -> None:
+        held("look at the structure", len(body) > asgi.PARSED_ASIDE_BYTES)
+        check_structure(body)
+
+    def plan(body: bytes, headers: Any, defaults: Any) -> Any:
+        held("parsing", len(body) > asgi.PARSED_ASIDE_BYTES)
+        return plan_chat(body, headers, defaults)
+
+    def render(messages: list[dict[str, Any]], *more: Any) -> str:
+        held("rendering", messages[0]["content"] == "of the large body")
+        return CountingCodec.render_chat(codec, messages, *more)
+
+    monkeypatch.setattr(asgi, "check_structure", structure)
+    monkeypatch.setattr(asgi, "plan_chat", plan)
+    monkeypatch.setattr(codec, "render_chat", render)
+    async with rig(tmp_path, pair(tmp_path), codec=codec) as made, ticker() as ticks:
+        path, body = conversation("of the large body")
+        pad = {"metadata": {"x": "y" * 100_000}}
+        large = asyncio.create_task(made.client.post(path, json=body | pad))
+        for step in STEPS:
+            await until(begun[step].is_set, step)
+            beats = len(ticks)
+            await until(lambda beats=beats: len(ticks) > beats + 2, "the loop goes on")  # type: ignore[misc]
+            assert (await made.client.post(path, json=conversation("a")[1])).status_code == 200
+            assert not large.done()
+            go_on[step].set()
+        assert (await large).status_code == 200
         await made.idle()
 
 

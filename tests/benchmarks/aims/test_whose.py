@@ -1,4 +1,4 @@
-"""Whose an aim is, and how aims are counted apart."""
+"""The owner of an aim, and counts of aims by owner."""
 
 from fnmatch import fnmatchcase
 

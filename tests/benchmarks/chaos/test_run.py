@@ -1,4 +1,4 @@
-"""Which refusals as poison count apart: those of bystanders of poison, or of two faults that took two engines of a role
+"""Refusals as poison that count apart: those of bystanders of poison, or of two faults that took two engines of a role
 in the life of the request.
 """
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.engine_model.blocks import Stored
 from policies.request.terms import Mode, Terms
 from policies.routing.base import Decision, PolicyError, Ranked, Reason
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
@@ -455,6 +456,21 @@ def test_policies_change_at_run_time_and_decide_what_waits() -> None:
         decode_policy("netkv", {"step_base_s": 0.5}),
         0.9,
     )
+
+
+def test_the_memory_of_the_prefix_indexes_is_that_of_the_configuration_also_when_it_changes() -> None:
+    d = make(prefix_index_bytes=2 << 20)
+    assert d.state.index_memory.max_bytes == 2 << 20
+    for worker, group in (("c0", "one"), ("c1", "other")):
+        d.handle(ev.EngineUp(0.0, worker, Role.COLOCATED, group, "n", 8, 10_000))
+        d.handle(ev.KvBatch(0.0, worker, "e", 0, (Stored(tuple(range(10_000))),)))
+    sizes = [index.blocks for index in d.state.prefix_indexes]
+    # 1.75 MiB are for blocks of some 316 bytes; the first group has taken them
+    assert sum(sizes) * 316 <= 7 << 18 < (sum(sizes) + 1) * 317 and sizes[1] == 0
+    d.handle(ev.PoliciesChanged(1.0, dispatch={"prefix_index_bytes": 4 << 20}))
+    d.handle(ev.KvBatch(1.0, "c1", "e", 1, (Stored(tuple(range(10_000))),)))
+    assert d.state.prefix_indexes[1].blocks > 0
+    assert d.state.index_memory.taken_bytes <= 4 << 20
 
 
 @pytest.mark.parametrize(

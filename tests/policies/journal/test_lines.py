@@ -189,6 +189,13 @@ def test_the_header_holds_what_the_decisions_depend_on() -> None:
     assert header.decode.params["step_base_s"] == 0.02
 
 
+def test_a_header_from_before_a_limit_was_there_has_its_default() -> None:
+    dispatcher = Dispatcher(DispatchConfig(), prefill_policy("power_of_two"), decode_policy("netkv"))
+    line = loads(header_line(dispatcher, "1.2.3"))
+    assert line["dispatch"].pop("prefix_index_bytes") == 1 << 30
+    assert parse_header(line).dispatch == DispatchConfig()
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -2,7 +2,10 @@
 content and bounds.
 """
 
+import gc
 import random
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,17 @@ from hypothesis import strategies as st
 
 from policies.engine_model.blocks import Change, Cleared, Removed, Stored
 from policies.state import events as ev
-from policies.state.prefix_index import MAX_HELD_BACK, SWEEP_BLOCKS, PrefixIndex, Wanted
+from policies.state.prefix_index import (
+    BLOCK_BYTES,
+    HELD_BACK_SHARE,
+    HELD_BYTES,
+    MAX_HELD_BACK,
+    SWEEP_BLOCKS,
+    IndexMemory,
+    PrefixIndex,
+    Wanted,
+    bytes_of,
+)
 from policies.state.reducer import ClusterState
 from policies.state.views import Role
 
@@ -150,17 +163,138 @@ def test_a_dropped_worker_is_out_at_once_and_its_bit_is_reused_only_when_swept()
     assert index.lookup((1, 2)) == {"v": 1}
 
 
-def test_new_blocks_are_refused_at_the_bound_and_known_ones_still_spread() -> None:
-    index = PrefixIndex(max_blocks=3)
+def room_for(blocks: int, held: int = 0) -> IndexMemory:
+    """Returns the memory of a number of blocks of one worker each, and of further workers' entries for them."""
+    content_bytes = blocks * (BLOCK_BYTES + HELD_BYTES) + held * HELD_BYTES
+    # an eighth is for what is held back
+    return IndexMemory(-(-content_bytes * HELD_BACK_SHARE // (HELD_BACK_SHARE - 1)))
+
+
+def test_blocks_beyond_the_bytes_are_refused_and_what_the_index_says_is_true() -> None:
+    index = PrefixIndex(room_for(3, held=2))
     index.apply("a", "e", 0, (Stored((1, 2, 3, 4, 5)),))
-    index.apply("b", "e", 0, (Stored((1, 2)),))
     assert (index.blocks, index.refused) == (3, 2)
+    # of another worker two entries fit, of a third none
+    index.apply("b", "e", 0, (Stored((1, 2, 3)),))
+    index.apply("c", "e", 0, (Stored((1,)),))
+    assert (index.blocks, index.refused) == (3, 4)
     assert index.lookup((1, 2, 3, 4, 5)) == {"a": 3, "b": 2}
+    # what is evicted makes room, and a repetition needs none
+    index.apply("a", "e", 1, (Removed((3,)), Stored((1, 2)), Stored((7,))))
+    assert (index.refused, index.lookup((7,))) == (4, {"a": 1})
+    assert index.memory.taken_bytes <= index.memory.max_bytes
 
 
-def test_memory_is_reported_in_bytes_and_grows_with_the_blocks() -> None:
-    few, many = fed((Stored(tuple(range(1, 100))),)), fed((Stored(tuple(range(1, 10_000))),))
-    assert 100 * 100 < few.memory_bytes() < many.memory_bytes() < 10_000 * 1000
+def test_the_indexes_of_all_groups_share_one_bound() -> None:
+    memory = room_for(3)
+    one, other = PrefixIndex(memory), PrefixIndex(memory)
+    one.apply("a", "e", 0, (Stored((1, 2)),))
+    other.apply("b", "e", 0, (Stored((1, 2)),))
+    assert (one.blocks, other.blocks, other.refused) == (2, 1, 1)
+    one.drop("a")
+    one.sweep()
+    other.apply("b", "e", 1, (Stored((2, 3), parent=1),))
+    assert (one.blocks, other.blocks) == (0, 3)
+
+
+def test_a_gap_of_too_many_bytes_is_given_up_before_it_has_too_many_batches() -> None:
+    large = (Stored(tuple(range(10, 1010))),)
+    index = PrefixIndex(IndexMemory(HELD_BACK_SHARE * 4 * bytes_of(large)))
+    index.apply("w", "e", 0, (Stored((1,)),))
+    for seq in (2, 3, 4):
+        index.apply("w", "e", seq, large)
+    assert index.wanted == {"w": Wanted("e", 1, 1)}
+    for seq in (5, 6, 7):
+        index.apply("w", "e", seq, large)
+        assert index.memory.held_back_bytes <= index.memory.held_back_max_bytes
+    assert (index.lookup((1,)), index.wanted) == ({}, {"w": Wanted("e", None, None)})
+    # another worker's gap finds the room taken: it wants a snapshot at once, and a batch in order needs no room
+    index.apply("v", "e", 1, large)
+    index.apply("u", "e", 0, (Stored((1,)),))
+    assert index.wanted["v"] == Wanted("e", None, None)
+    assert index.lookup((1,)) == {"u": 1}
+    index.restore("w", "e", 5, [Stored((1, 2))])
+    assert (set(index.wanted), index.memory.held_back_bytes) == ({"v"}, 0)
+    assert index.lookup((1, 2)) == {"u": 1, "w": 2}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_are_those_of_what_is_there_whatever_happens(seed: int) -> None:
+    rng, memory = random.Random(seed), IndexMemory(40_000)
+    indexes = [PrefixIndex(memory), PrefixIndex(memory)]
+    seqs = dict.fromkeys("abc", 0)
+    for _ in range(400):
+        index, worker = rng.choice(indexes), rng.choice("abc")
+        blocks = tuple(rng.randrange(200) for _ in range(rng.randrange(6)))
+        change = rng.choice((Stored(blocks, rng.choice((None, 5))), Removed(blocks), Cleared()))
+        match rng.randrange(8):
+            case 0:
+                index.drop(worker)
+            case 1:
+                index.restore(worker, "e", seqs[worker], [Stored(blocks)])
+            case 2:
+                index.sweep()
+            case _:
+                seqs[worker] += rng.choice((1, 1, 1, 2))
+                index.apply(worker, "e", seqs[worker] - 1, (change,) * rng.choice((1, 1, 20)))
+        assert memory.held_back_bytes <= memory.held_back_max_bytes
+    for index in indexes:
+        tables = [*((feed.held, feed.missing) for feed in index._feeds.values())]
+        entries = sum(len(held) + len(missing) for held, missing in tables)
+        assert index._entries == entries + sum(len(held) for _, held in index._dead)
+    assert memory.content_bytes == sum(index.memory_bytes() for index in indexes)
+    for index in indexes:
+        for worker in "abc":
+            index.drop(worker)
+        while index.blocks:
+            index.sweep()
+    assert memory.taken_bytes == 0
+
+
+def own(blocks: range) -> tuple[int, ...]:
+    """Returns hashes as they come from the wire: objects of this message alone."""
+    return tuple(2**63 + block for block in blocks)
+
+
+def of_long_chains(index: PrefixIndex) -> None:
+    index.apply("w", "e", 0, (Stored(own(range(20_000))),))
+
+
+def of_many_workers(index: PrefixIndex) -> None:
+    for number in range(64):
+        index.apply(f"w{number}", "e", 0, (Stored(own(range(400))),))
+
+
+def of_single_blocks(index: PrefixIndex) -> None:
+    for seq in range(10_000):
+        parent = own(range(seq - 1, seq))[0] if seq else None
+        index.apply("w", "e", seq, (Stored(own(range(seq, seq + 1)), parent),))
+
+
+def without_parents(index: PrefixIndex) -> None:
+    for seq in range(5000):
+        index.apply("w", "e", seq, (Stored(own(range(seq, seq + 1)), own(range(-seq - 1, -seq))[0]),))
+
+
+def held_back(index: PrefixIndex) -> None:
+    for seq in range(1, 500):
+        index.apply("w", "e", seq, (Stored(own(range(20)), 2**63 + seq), Removed(own(range(5)))))
+
+
+@pytest.mark.parametrize(
+    "fill", [of_long_chains, of_many_workers, of_single_blocks, without_parents, held_back]
+)
+def test_counted_bytes_are_no_fewer_than_those_that_python_takes(fill: Callable[[PrefixIndex], None]) -> None:
+    index = PrefixIndex()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        fill(index)
+        gc.collect()
+        measured_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert measured_bytes <= index.memory.taken_bytes <= 2.5 * measured_bytes
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -81,6 +81,12 @@ def test_cuda_environment_has_nothing_of_the_cpu() -> None:
     assert env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
+def test_nixls_side_channel_listens_on_the_address_of_the_engine_alone() -> None:
+    given = environment(config(side_channel_host="10.1.0.5"), "cuda", 5600)
+    assert given["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "10.1.0.5"
+    assert environment(config(), "cpu", 5600)["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+
+
 def test_cpu_environment_binds_the_cores(tmp_path: Path) -> None:
     env = environment(config(cores=(2, 3), tensor_parallel_size=2, model=str(tmp_path)), "cpu", 5600)
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "2|3"

@@ -125,7 +125,7 @@ def test_a_table_behind_a_read_that_took_long_may_take_long_as_well() -> None:
 
 
 def test_a_lender_from_which_bytes_come_is_not_silent() -> None:
-    """What was asked for before ends one after the other; the entry is the last in the queue."""
+    """The reads before it end one after the other; the entry is the last in the queue."""
     probe = GenerationProbe(Silent(), [], timeout_s=5.0)
     read = probe.post(GONE, 0, 0, 1, now_s=100.0)
     probe.heard(GONE.agent, 104.0)

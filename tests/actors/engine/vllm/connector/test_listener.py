@@ -127,6 +127,13 @@ def test_a_handshake_works_after_garbage(served: Served, frames: list[bytes]) ->
     assert (served.counts.answered, served.counts.refused) == (1, 1)
 
 
+def test_no_other_address_of_the_node_takes_connections(served: Served) -> None:
+    # every address of 127.0.0.0/8 is this machine's
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", served.port), 20)
+    assert handshake(served.port)[0] == b"rank 0"
+
+
 def test_bytes_that_are_no_zmtp_and_messages_that_are_too_large_change_nothing(served: Served) -> None:
     with socket.create_connection((HOST, served.port)) as scanner:
         scanner.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
