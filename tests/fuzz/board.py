@@ -13,16 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from actors.wire.tcp import queued_bytes
 from app.dashboard.guard import MAX_BODY_BYTES
 from tests.app.dashboard.parts import ADMIN, VIEWER, Dashboard, dashboard
 from tests.app.ingress.rig import make_router
 from tests.fuzz import mutate
 from tests.fuzz.corpus import HEADERS, METHODS, RAW
-from tests.fuzz.requests import _receive, _Socket, pieces
+from tests.fuzz.talk import HANG_S, count_answers, receive, talk, unread
 from tests.fuzz.watch import Watch
 
-HANG_S = 60.0
 SAMPLE = 64
 QUIET_S = 0.05
 """Time after which a client leaves that has sent half a request, or follows the stream."""
@@ -142,51 +140,19 @@ async def run(watch: Watch, seed: int, requests: int, folder: Path) -> None:
 
 
 async def _talk(watch: Watch, made: Dashboard, rng: Random, count: int, data: bytes) -> None:
-    """Sends the bytes over a connection of its own, waits for what is answered, and leaves."""
-    server = made.server._server
-    assert server is not None
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    protocol: Any
-    _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: server.config.http_protocol_class(  # type: ignore[call-arg]
-            config=server.config, server_state=server.server_state, app_state={}
-        ),
-        theirs,
-    )
-    got = bytearray()
-    try:
-        async with asyncio.timeout(HANG_S):
-            for piece in pieces(rng, data):
-                while piece:
-                    try:
-                        piece = piece[ours.send(piece) :]
-                    except BlockingIOError:
-                        _receive(ours, got)
-                    except OSError:
-                        piece = b""
-                    await asyncio.sleep(0)
-            await _answered(protocol, ours, got)
-    except TimeoutError:
-        watch.note(f"no end within {HANG_S} s: {data!r}")
-    _receive(ours, got)
-    ours.close()
-    statuses = [int(status) for status in _STATUS.findall(got)]
-    for status in statuses:
-        watch.count(str(status))
-        if status >= 500 and status not in EXPECTED_5XX:
-            watch.note(f"{status} to {data!r}: {bytes(got[-2000:])!r}")
-    watch.count("no answer", max(0, count - len(statuses)))
+    """Sends the bytes, and waits for what is answered."""
+    got = await talk(watch, made.server._server, rng, data, _answered)
+    count_answers(watch, got, _STATUS, EXPECTED_5XX, count, data)
 
 
 async def _answered(protocol: Any, ours: socket.socket, got: bytearray) -> None:
     """Waits until the server has answered all that it will."""
     quiet_s: float | None = None
     while not protocol.transport.is_closing():
-        _receive(ours, got)
+        receive(ours, got)
         cycle = protocol.cycle
         runs = cycle is not None and not cycle.response_complete
-        if not runs and not queued_bytes(_Socket(ours)) and not protocol.transport.get_write_buffer_size():  # type: ignore[arg-type]
+        if not runs and not unread(ours) and not protocol.transport.get_write_buffer_size():
             return
         # the rest of the body never comes, or this answer is the stream
         waits = runs and (cycle.more_body or b"text/event-stream" in got)

@@ -25,10 +25,9 @@ from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.frames import ENCODER, HEADER
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message
-from actors.wire.tcp import queued_bytes
 from tests.app.ingress.rig import Rig, make_router, pair, rig
 from tests.fuzz import mutate
-from tests.fuzz.requests import _Socket
+from tests.fuzz.talk import unread
 from tests.fuzz.watch import Watch
 
 AT_ONCE = 8
@@ -159,7 +158,7 @@ async def deliver(channel: Channel, ours: socket.socket, data: bytes) -> None:
             except BlockingIOError:
                 await asyncio.sleep(0)
             _drop(ours)
-        while queued_bytes(_Socket(ours)) and not channel._closed:  # type: ignore[arg-type]
+        while unread(ours) and not channel._closed:
             _drop(ours)
             await asyncio.sleep(0)
     except OSError:

@@ -7,7 +7,7 @@ held when its client has gone, or memory that grows.
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -15,17 +15,16 @@ from typing import Any
 
 from actors.wire import messages as wire
 from actors.wire.channel import Channel
-from actors.wire.tcp import queued_bytes
 from app.ingress.config import IngressConfig
 from app.ingress.http.listener import ListenerConfig
 from app.ingress.http.protocol import FastHttpProtocol
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, raw, rig
 from tests.fuzz import mutate
 from tests.fuzz.corpus import CHATS, COMPLETIONS, HEADERS, METHODS, PATHS, RAW
+from tests.fuzz.talk import HANG_S, count_answers, receive, talk, unread
 from tests.fuzz.watch import Watch
 
 AT_ONCE = 16
-HANG_S = 60.0
 """Time after which an answer is missing. ASSUMPTION: the longest one takes a second on an idle machine."""
 SAMPLE = 64
 """Samples of memory in one run."""
@@ -91,14 +90,6 @@ def connection(rng: Random, headers: tuple[str, ...] = ()) -> tuple[int, bytes]:
     return count, b"".join(request(rng, wild, headers) for _ in range(count))
 
 
-def pieces(rng: Random, data: bytes) -> Iterator[bytes]:
-    """Yields the bytes as they arrive: mostly at once, else cut at any places."""
-    while data:
-        size = len(data) if rng.random() < 0.8 else rng.randint(1, len(data))
-        yield data[:size]
-        data = data[size:]
-
-
 async def run(watch: Watch, seed: int, requests: int, folder: Path) -> None:
     """Sends about this number of requests, `AT_ONCE` connections at a time."""
     async with opened(folder) as made:
@@ -156,45 +147,16 @@ async def drive(
 
 
 async def _talk(watch: Watch, made: Rig, rng: Random, count: int, data: bytes) -> None:
-    """Sends the bytes over a connection of its own, waits for what is answered, and leaves."""
-    loop = asyncio.get_running_loop()
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    server = made.listener._server
-    assert server is not None
-    protocol: FastHttpProtocol
-    _, protocol = await loop.connect_accepted_socket(  # type: ignore[assignment]
-        lambda: server.config.http_protocol_class(
-            config=server.config, server_state=server.server_state, app_state={}
-        ),
-        theirs,
-    )
-    got = bytearray()
-    try:
-        async with asyncio.timeout(HANG_S):
-            for piece in pieces(rng, data):
-                while piece:
-                    try:
-                        piece = piece[ours.send(piece) :]
-                    except BlockingIOError:
-                        _receive(ours, got)
-                    except OSError:
-                        piece = b""  # refused, and the connection has ended
-                    await asyncio.sleep(0)
-            leaves = rng.random() < 0.05
-            while not leaves and not _at_rest(protocol, ours):
-                _receive(ours, got)
-                await asyncio.sleep(0)
-            _receive(ours, got)
-    except TimeoutError:
-        watch.note(f"no end within {HANG_S} s: {data!r}")
-    ours.close()
-    statuses = [int(status) for status in _STATUS.findall(got)]
-    for status in statuses:
-        watch.count(str(status))
-        if status >= 500 and status not in EXPECTED_5XX:
-            watch.note(f"{status} to {data!r}: {bytes(got[-2000:])!r}")
-    watch.count("no answer", max(0, count - len(statuses)))
+    """Sends the bytes, and waits for what is answered, or leaves before."""
+
+    async def rest(protocol: FastHttpProtocol, ours: socket.socket, got: bytearray) -> None:
+        leaves = rng.random() < 0.05
+        while not leaves and not _at_rest(protocol, ours):
+            receive(ours, got)
+            await asyncio.sleep(0)
+
+    got = await talk(watch, made.listener._server, rng, data, rest)
+    count_answers(watch, got, _STATUS, EXPECTED_5XX, count, data)
 
 
 def _at_rest(protocol: FastHttpProtocol, ours: socket.socket) -> bool:
@@ -204,25 +166,7 @@ def _at_rest(protocol: FastHttpProtocol, ours: socket.socket) -> bool:
         return True
     if protocol._current is not None or protocol._waiting:
         return False
-    return not queued_bytes(_Socket(ours)) and not transport.get_write_buffer_size()  # type: ignore[arg-type]
-
-
-class _Socket:
-    """A socket as `queued_bytes` reads one."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def get_extra_info(self, _: str) -> socket.socket:
-        return self._sock
-
-
-def _receive(ours: socket.socket, got: bytearray) -> None:
-    try:
-        while piece := ours.recv(1 << 18):
-            got += piece
-    except OSError:
-        pass
+    return not unread(ours) and not transport.get_write_buffer_size()
 
 
 async def _settled(watch: Watch, made: Rig) -> None:

@@ -5,12 +5,14 @@ lost engines, retries, cancellations, refused and accepted changes of policy, co
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.journal.lines import JournalWriter
 from policies.network.oracle import NodePlace, Oracle, PairEstimate
 from policies.request.terms import Terms
+from policies.routing.base import PolicyError
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from policies.state.prefix_index import Change, Cleared, Removed, Stored
@@ -207,3 +209,32 @@ class Life:
         fairness = rng.choice([None, ev.PolicyChoice("none"), ev.PolicyChoice("vtc", {"slack_tokens": 100})])
         fairness = fairness if self.changes_fairness else None
         return ev.PoliciesChanged(self.now_s, prefill, decode, config, admission, fairness)
+
+
+def recorded(
+    dispatcher: Dispatcher, life: Life, events: int, then: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Returns the journal's lines of a life of `events` events after its start, which the dispatcher hears; `then` is
+    called after each of these. Only errors that say what was wrong with an event may be raised.
+    """
+    lines: list[str] = []
+    writer = JournalWriter(lambda text: lines.extend(text.splitlines()), dispatcher, "test")
+
+    def feed(event: ev.Event) -> None:
+        actions: tuple[Action, ...] = ()
+        failure: Exception | None = None
+        try:
+            actions = tuple(dispatcher.handle(event))
+        except PolicyError as error:
+            actions, failure = error.decided, error
+        except (ev.StaleEvent, ValueError) as error:
+            failure = error
+        writer.record(event, actions, failure)
+        life.saw(actions)
+
+    for event in life.start():
+        feed(event)
+    for _ in range(events):
+        feed(life.next_event())
+        then()
+    return lines

@@ -14,16 +14,14 @@ from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
 from policies.fairness.vtc import VirtualTokenCounter
-from policies.journal.lines import JournalWriter
 from policies.journal.replay import replay
 from policies.request.terms import Terms
-from policies.routing.base import PolicyError
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.standby import Phase, Standby
 from policies.state.views import Request
 from tests.policies.dispatch.test_sharing import STRICT, Fleet, sent
-from tests.policies.random_events import Life
+from tests.policies.random_events import Life, recorded
 
 POLICIES = pytest.mark.parametrize("policy", [NoFairness(), STRICT], ids=["none", "vtc"])
 
@@ -255,30 +253,18 @@ def test_any_history_with_ageing_and_shares_of_classes_replays_to_the_same_lines
         decode_policy("composition"),
         fairness=VirtualTokenCounter(class_ratio=3.0 if seed % 2 else None, slack_tokens=100.0),
     )
-    lines: list[str] = []
-    writer = JournalWriter(lines.append, d, "test")
     life = Life(random.Random(seed), tenants=("a", "a", "b"), changes_fairness=False)
-    for event in life.start():
-        writer.record(event, d.handle(event))
-    for _ in range(1200):
-        event = life.next_event()
-        actions: tuple[Action, ...] = ()
-        failure: Exception | None = None
-        try:
-            actions = tuple(d.handle(event))
-        except PolicyError as error:
-            actions, failure = error.decided, error
-        except Exception as error:
-            failure = error
-        writer.record(event, actions, failure)
-        life.saw(actions)
+
+    def agree() -> None:
+        """The queue, the sums and the reducer agree on whose class is whose."""
         state = d.state
-        # the queue, the sums and the reducer agree on whose class is whose
         queued = [state.request(one.attempt_id) for one in d.sharing.queue.waiting()]
         assert all(a is b for a, b in zip(queued, d.sharing.queue.waiting(), strict=True))
         assert d.queued_sequences == state._ledger.queued.until(10**9).sequences
         assert sorted({e.request.terms.priority for e in state.waiting()}) == state.pooled_priorities
-    text = "".join(lines)
+
+    lines = recorded(d, life, 1200, agree)
+    text = "\n".join(lines)
     assert '"aged":{"asked":1,"served_as":0}' in text
     assert ('"classes":{"' in text) == bool(seed % 2)
-    assert all(step.equal for step in replay(text.splitlines()))
+    assert all(step.equal for step in replay(lines))

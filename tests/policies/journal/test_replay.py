@@ -13,42 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RoutePrefill
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RoutePrefill
 from policies.journal.lines import JournalError, JournalWriter, parse_action
 from policies.journal.replay import TornJournal, replay
 from policies.routing.base import PolicyError
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
-from tests.policies.random_events import HOPELESS, Life
+from tests.policies.random_events import HOPELESS, Life, recorded
 
 ROOT = Path(__file__).parents[3]
 
 
 def history(seed: int, events: int, prefill: str = "random", decode: str = "power_of_two") -> list[str]:
     """Returns the journal lines of a random history of about `events` events."""
-    life, lines = Life(random.Random(seed)), list[str]()
     config = DispatchConfig(seed=seed, max_queue=8, queue_timeout_s=2.0)
     dispatcher = Dispatcher(config, prefill_policy(prefill), decode_policy(decode))
-    writer = JournalWriter(lambda text: lines.extend(text.splitlines()), dispatcher, "test")
-
-    def feed(event: ev.Event) -> None:
-        actions: tuple[Action, ...] = ()
-        failure: Exception | None = None
-        try:
-            actions = tuple(dispatcher.handle(event))
-        except PolicyError as error:
-            actions, failure = error.decided, error
-        except (ev.StaleEvent, ValueError) as error:
-            failure = error
-        writer.record(event, actions, failure)
-        life.saw(actions)
-
-    for event in life.start():
-        feed(event)
-    for _ in range(events):
-        feed(life.next_event())
-    return lines
+    return recorded(dispatcher, Life(random.Random(seed)), events)
 
 
 @settings(max_examples=40, deadline=None)
