@@ -161,8 +161,8 @@ CAUSES: Mapping[str, Mapping[str, Cause]] = {
         "*conversation: rate with * in time, MFS* vs karuna": _ABOVE_ALL_RATES,
     },
 }
-"""By experiment and by a pattern of the row's name (`fnmatch`): why the paper's figure was not reached. Of several
-patterns that match, the first counts.
+"""Causes for which a paper's figure was not reached, by experiment and by a pattern of the row's name (`fnmatch`). Of
+several patterns that match, the first counts.
 """
 
 
@@ -308,4 +308,4 @@ ABSENT: Mapping[str, tuple[Absent, ...]] = {
         ),
     ),
 }
-"""By paper: what its text shows that no row compares with. Worked examples of the papers are tests and not listed."""
+"""Figures of each paper that no row compares with. Worked examples of the papers are tests and not listed."""

@@ -65,8 +65,8 @@ NOT_COUNTED: Mapping[str, tuple[str, str]] = {
         " policy does. The rows with switching traffic can tell a stale oracle from a fresh one.",
     ),
 }
-"""By experiment, the pattern of rows with an aim that is met whatever the code does, or that says the same as another
-row, and the reason why it is not counted.
+"""Rows of each experiment, by pattern, whose aim is not counted, with the reason. Such an aim is met whatever the code
+does, or says the same as another row's.
 """
 
 

@@ -61,8 +61,7 @@ Ray's client gives up a silent control process by itself after less than half a 
 
 
 def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) -> str | None:
-    """Returns of what a request, which was sent at `sent_s` and has failed for `cause`, was a bystander; None if its
-    failure is not explained.
+    """Returns the fault of which a failed request was a bystander, or None if nothing explains its `cause`.
 
     A request with which two engines of a role die or stall, one soon after the other, before it has got tokens, is
     refused as poison (`policies.request.troubles`). So it may die twice with real poison; and two faults that took away

@@ -37,6 +37,11 @@ _ENTRIES = 4096
 """Most reads of lease tables that are under way at once."""
 
 
+def allowed_after(read_s: float, timeout_s: float = PROBE_TIMEOUT_S) -> float:
+    """Returns the seconds in which what checks a read may come, if the read itself took `read_s`."""
+    return timeout_s + PATIENCE * read_s
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One remote worker from which a request reads: its NIXL agent's name and its (pipeline, tensor) rank."""
@@ -143,7 +148,7 @@ class GenerationProbe:
             "READ", get_descs(local, "DRAM"), get_descs(remote, "DRAM"), source.agent
         )
         self._entries[self._free.pop()] = 0
-        allowed_s = self._timeout_s + PATIENCE * read_s
+        allowed_s = allowed_after(read_s, self._timeout_s)
         probe = Probe(source.agent, generation, place, handle, now_s, allowed_s)
         try:
             state = self._agent.transfer(handle)

@@ -20,10 +20,9 @@ import numpy as np
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.integrity import Fetch, SumsAt, SumsTable, chosen
 from actors.engine.vllm.connector.lease_table import (
-    PATIENCE,
-    PROBE_TIMEOUT_S,
     GenerationProbe,
     Probe,
+    allowed_after,
 )
 
 GIVEN_BACK = "given back before it was read"
@@ -47,7 +46,7 @@ class _Check:
     @property
     def allowed_s(self) -> float:
         """Seconds since the check began in which the checksums must have come (`lease_table.PATIENCE`)."""
-        return PROBE_TIMEOUT_S + PATIENCE * self.read.busy_s
+        return allowed_after(self.read.busy_s)
 
 
 class ReadChecks:
