@@ -46,6 +46,9 @@ IDLE_S = 90.0
 POISON_S = 30.0
 """Seconds after poison in which a refusal of others is laid to it. ASSUMPTION: both deaths are over by then."""
 
+TWO_FAULTS = "bystander of two faults"
+"""The name under which requests count apart that were refused as poison after two faults took their engines."""
+
 TAKING = frozenset({"kill", "stop", "stall", "memory", "partition"})
 """Actions that take an engine away from the requests that it has."""
 
@@ -80,7 +83,7 @@ def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) ->
         and h.at_s <= now_s
         and (h.ends_s if h.fault.kind.action == "memory" else h.at_s) >= sent_s
     )
-    return "bystander of two faults" if any(met[role] >= 2 for role in ENGINES) else None
+    return TWO_FAULTS if any(met[role] >= 2 for role in ENGINES) else None
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from benchmarks.chaos.results import (
     is_bad,
     process_facts,
 )
+from benchmarks.chaos.run import TWO_FAULTS
 from benchmarks.chaos.schedule import Fault, Kind
 from benchmarks.chaos.totals import MOST_FROZEN, added_up, frozen_share
 from benchmarks.checkout import code_digest, depends_on
@@ -178,3 +179,16 @@ def test_a_slope_leaves_out_the_minutes_in_which_caches_fill_up() -> None:
     full_at = int(WARM_S / 30.0)
     samples = [Sample(30.0 * n, (50 + min(n, full_at)) * 2**20, 9) for n in range(3 * full_at)]
     assert process_facts(Track("router", samples))["rss_mib_per_h"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("requests", "met_two", "bad"), [(50, 1, False), (50, 2, True), (3_000, 3, False), (3_000, 4, True)]
+)
+def test_more_requests_that_met_two_faults_than_chance_explains_make_a_run_bad(
+    requests: int, met_two: int, bad: bool
+) -> None:
+    apart = {
+        f"{TWO_FAULTS}: 500 request_kills_engines": met_two,
+        "bystander of poison: request_kills_engines": 9,
+    }
+    assert is_bad(result(1, requests=requests, apart=apart)) is bad
