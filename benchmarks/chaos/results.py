@@ -154,8 +154,8 @@ def process_facts(track: Track) -> dict[str, Any]:
 
 
 MOST_MET_TWO = 0.001
-"""Largest share of requests that count apart as `TWO_FAULTS`; one is always allowed. ASSUMPTION: four times what was seen, once in 4,491 requests
-(`policies.request.troubles`). More say that engines are taken for dead that are not.
+"""Largest share of requests that count apart as `TWO_FAULTS`; one is always allowed. ASSUMPTION: four times what was
+seen, once in 4,491 requests (`policies.request.troubles`). More say that engines are taken for dead that are not.
 """
 
 
