@@ -7,7 +7,8 @@ the runs tells these changes from those after which the experiment must be run a
 The sample has one run of each different combination of policies and parameters (`Results.resolved`), and further ones
 up to a share of all runs. A digest of the code draws it, so nobody chooses it, and another state of the code has
 another sample. A run is the same if each stored measure is within `TOLERANCE` of what it was; two types of CPU may
-differ in the last digits of a sum. A run whose variant the code no longer has is different.
+differ in the last digits of a sum. What an experiment itself measures of the machine (`CPU_TIMES` of its module) is left out,
+because no two runs agree on it. A run whose variant the code no longer has is different.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def verify(
     }
     drawn, todo = sample(results, here.code, share), []
     different: list[str] = []
+    timed: frozenset[str] = getattr(experiment, "CPU_TIMES", frozenset())
     for variant, seed in drawn:
         if now.get(variant) == results.variants[variant]:
             todo.append((Variant(variant, results.variants[variant]), seed))
@@ -70,7 +72,7 @@ def verify(
 
     def finish(job: Job, outcome: Outcome) -> None:
         variant, seed = job
-        found = differences(results.runs[variant.name][seed], outcome[0])
+        found = differences(results.runs[variant.name][seed], outcome[0], timed)
         if found:
             more = f" and {len(found) - 2} more" if len(found) > 2 else ""
             different.append(f"{variant.name}, seed {seed}: {', '.join(found[:2])}{more}")
@@ -82,10 +84,15 @@ def verify(
     return Verified(here, len(drawn), len(different), of, date), different
 
 
-def differences(stored: Metrics, now: Metrics) -> list[str]:
-    """Returns in words how the measures of a run differ from those that were stored. A run may lack a measure."""
+def differences(stored: Metrics, now: Metrics, timed: frozenset[str] = frozenset()) -> list[str]:
+    """Returns in words how the measures of a run differ from those that were stored. A run may lack a measure.
+
+    The measures in `timed` are not compared.
+    """
     found = []
     for name, before in stored.items():
+        if name in timed:
+            continue
         after = now.get(name)
         if before is None or after is None:
             same = before is after

@@ -79,6 +79,16 @@ def test_the_last_digits_of_another_processor_are_no_difference(
     assert verified(stored, "--share", "1") == 0
 
 
+@pytest.mark.parametrize(("timed", "status"), [("wait", 0), ("other", 1)])
+def test_cpu_times_are_not_compared_and_all_else_is(
+    stored: Path, toy: ModuleType, monkeypatch: pytest.MonkeyPatch, timed: str, status: int
+) -> None:
+    run_one = toy.run_one
+    monkeypatch.setattr(toy, "run_one", lambda config, seed: {"wait": run_one(config, seed)["wait"] * 2.0})
+    monkeypatch.setattr(toy, "CPU_TIMES", frozenset({timed}), raising=False)
+    assert verified(stored) == status
+
+
 def test_a_measure_that_only_one_of_both_has_is_a_difference(
     stored: Path, toy: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
