@@ -7,8 +7,8 @@ the runs tells these changes from those after which the experiment must be run a
 The sample has one run of each different combination of policies and parameters (`Results.resolved`), and further ones
 up to a share of all runs. A digest of the code draws it, so nobody chooses it, and another state of the code has
 another sample. A run is the same if each stored measure is within `TOLERANCE` of what it was; two types of CPU may
-differ in the last digits of a sum. What an experiment itself measures of the machine (`CPU_TIMES` of its module) is left out,
-because no two runs agree on it. A run whose variant the code no longer has is different.
+differ in the last digits of a sum. CPU times (`CPU_TIMES` of the experiment's module) are left out, because no two runs
+agree on them. A run whose variant the code no longer has is different.
 """
 
 from __future__ import annotations
