@@ -25,8 +25,7 @@ The rivals have no parameters. MFS runs in three forms, which stand beside each 
 
 - "mfs": the paper's thresholds (U = 0.5, E = 4; K = 8); Algorithm 1 orders batches and prunes nothing.
 - "mfs-swept": U = 4, K = 2, so Q_1 = 1: a P2D transfer goes before collectives only when it needs the whole port. The
-  paper calls its thresholds empirical; these are `mfs_thresholds`' and shipped (`policies.flow.mfs.SWEPT`). The first
-  reports had K = 8 here.
+  paper calls its thresholds empirical; these are `mfs_thresholds`' and shipped (`policies.flow.mfs.SWEPT`).
 - "mfs-pruned": "mfs" with Algorithm 1's pruning. At each arrival and departure of a batch, at most `DROP_SHARE` of the
   requests in progress are pruned, as by live agents. The paper names no drop budget, and prunes softly: a pruned
   request's reused KV and P2D transfers go to the scavenger level until an order no longer prunes it, so it is late and
@@ -72,8 +71,6 @@ SEEDS_FROM = 10
 RIVALS = ("fair", "sjf", "edf", "karuna")
 SWEPT_FORM, PRUNED = "mfs-swept", "mfs-pruned"
 OURS = {"mfs": "MFS", SWEPT_FORM: "MFS with Q_1 = 1, K = 2", PRUNED: "MFS with pruning"}
-EARLIER = {"mfs-late": "MFS with Q_1 = 1"}
-"""A form that results of `mfs_moe` have from before `mfs_thresholds`, and that does not run any more."""
 POLICIES = (*RIVALS, *OURS)
 # ASSUMPTION: MFS names no drop budget. This is the default of live agents (`actors.flow.config`).
 DROP_SHARE = 0.1
@@ -184,7 +181,6 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
-    "mfs-late": Form("mfs", {"scale": 4.0}),
     SWEPT_FORM: Form("mfs", SWEPT),
     PRUNED: Form("mfs", drop_share=DROP_SHARE),
 }

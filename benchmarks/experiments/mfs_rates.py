@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from benchmarks.experiments.base import Results, Row
-from benchmarks.experiments.mfs_common import EARLIER, OURS, RIVALS
+from benchmarks.experiments.mfs_common import OURS, RIVALS
 
 Attainments = Mapping[str, Mapping[float, float]]
 """Share of requests in time, by policy and rate, rates in order."""
@@ -47,7 +47,7 @@ def over_rivals(where: str, found: Attainments, paper: float, against: str = BES
     rate = compared_at(found)
     best = max((rival for rival in RIVALS if rival in found), key=lambda rival: found[rival][rate])
     rows = []
-    for form, name in (OURS | EARLIER).items():
+    for form, name in OURS.items():
         if form not in found:
             continue
         for what, rival in ((BEST, best), ("karuna", "karuna")):
@@ -67,7 +67,7 @@ def sustained(where: str, found: Attainments, paper: float | None) -> list[Row]:
         (rival for rival in RIVALS if rival in found), key=lambda rival: _order(found[rival], rates[rival])
     )
     rows = []
-    for form, name in (OURS | EARLIER).items():
+    for form, name in OURS.items():
         if form not in found:
             continue
         for what, rival in ((BEST, best), ("karuna", "karuna")):
