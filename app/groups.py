@@ -148,13 +148,18 @@ class EngineGroupConfig(EngineConfig):
         return self.scaling.warm if self.scaling.warm_max is None else self.scaling.warm_max
 
     def check(self) -> None:
-        """Raises ValueError for a drain time or a placement group that cannot be used. Serve also refuses a replica
-        that does not fit into its first bundle, but names no key of this configuration.
+        """Raises ValueError for a drain time, a number of GPUs or a placement group that cannot be used. Ray and Serve
+        also refuse the latter two, but only when they place a replica, and name no key of this configuration.
         """
         if self.drain_s <= self.lease_s:
             raise ValueError(
                 f"engines.{self.name}.scaling.drain_s is {self.drain_s:g}: it must be above the lease of its engines,"
                 f" {self.lease_s:g} s, so that no leased KV is lost"
+            )
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            raise ValueError(
+                f"engines.{self.name}.num_gpus is {self.num_gpus:g}: Ray shares out parts of a single GPU only, so"
+                " above 1 it must be a whole number"
             )
         bundles = self.placement_group_bundles
         if bundles is not None and not (bundles and all(any(bundle.values()) for bundle in bundles)):

@@ -182,6 +182,21 @@ def test_a_first_bundle_without_room_for_the_replica_is_refused_with_its_key(
         parse(given)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "refused"), [(0, False), (0.25, False), (1, False), (2, False), (1.5, True)]
+)
+def test_a_replica_has_a_part_of_one_gpu_or_whole_ones(gpus: float, refused: bool) -> None:
+    given = args()
+    given["engines"][1]["num_gpus"] = gpus
+    if refused:
+        with pytest.raises(
+            ConfigError, match=r"engines\.d\.num_gpus is 1\.5: Ray shares out parts of a single GPU"
+        ):
+            parse(given)
+    else:
+        assert parse(given).engines[1].num_gpus == gpus
+
+
 def test_cores_are_divided_for_the_most_replicas() -> None:
     given = {
         "engines": [

@@ -18,6 +18,7 @@ from benchmarks.live import kept
 from benchmarks.mfs import link
 from benchmarks.mfs.workload import KINDS, Workload
 from tests.live.serving import PATIENCE_S
+from tests.live.vllm_app import cpu_only
 
 _REASON = link.why_not()
 pytestmark = [
@@ -25,6 +26,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(2400),
     pytest.mark.skipif(_REASON is not None, reason=str(_REASON)),
+    cpu_only("its engines, and the link between them, are those of the measurement on CPUs"),
 ]
 
 START_S = 900.0

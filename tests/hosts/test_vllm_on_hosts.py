@@ -17,9 +17,15 @@ from tests.hosts.checks import grow, needs_hosts
 from tests.hosts.cluster import FIRST_PORT, LAST_PORT, Cluster, HostsApp, cluster, without_files
 from tests.hosts.load import load
 from tests.live.serving import PATIENCE_S
-from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES
+from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, cpu_only
 
-pytestmark = [pytest.mark.hosts, pytest.mark.vllm, pytest.mark.timeout(1800), needs_hosts]
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.vllm,
+    pytest.mark.timeout(1800),
+    needs_hosts,
+    cpu_only("its hosts are Ray nodes of one machine that would all offer the same GPU"),
+]
 
 LEASE_S = 12
 NIXL_PORTS, UCX_PORTS = "20000:32767", "40000:40099"

@@ -12,11 +12,10 @@ from openai import OpenAI
 from benchmarks.live.collector import Collector, attributes
 from sluice.admin import Dashboard
 from tests.live.serving import PATIENCE_S, App
-from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, NEAR_TIE
+from tests.live.vllm_app import APP_BLOCK, DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-BLOCK = 128
 # About how many tokens each prompt has; the model's context here is 2,304.
 LENGTHS = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 127, 128, 129, 200, 256, 300, 500, 900, 1400, 2000)
 NEW_TOKENS = 16
@@ -60,16 +59,17 @@ def test_a_chat_is_streamed_in_sensible_english_and_its_kv_moved_over_nixl(vllm_
     assert usage is not None
     moved = vllm_app.metric("sluice_kv_transfer_bytes_total") - bytes_before
     # whole blocks move, and no more
-    assert usage.prompt_tokens * KV_TOKEN_BYTES <= moved <= (usage.prompt_tokens + BLOCK) * KV_TOKEN_BYTES
+    assert usage.prompt_tokens * KV_TOKEN_BYTES <= moved <= (usage.prompt_tokens + APP_BLOCK) * KV_TOKEN_BYTES
     assert vllm_app.metric("sluice_kv_transfer_failures_total") == 0
     vllm_app.wait_idle()
 
 
 def test_the_router_predicts_the_prefix_hits_that_vllm_has(vllm_app: App) -> None:
-    """The engine's KV events and the ingress' hashes name the same blocks (128 tokens here)."""
+    """The engine's KV events and the ingress' hashes name the same blocks."""
     predicted, reported = (
         f"sluice_router_prefill_hit_tokens_{what}_total" for what in ("predicted", "reported")
     )
+    # whole blocks of both devices, and a few tokens more
     prompt = [100 + n % 1000 for n in range(3 * 128 + 5)]
     cached = []
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_one_request_is_seen_whole_on_the_dashboard(
     # whole blocks of KV have moved, but for those that were cached
     (moved,) = explained.transfers
     computed = n_prompt - shown["cached_tokens"]
-    assert computed * KV_TOKEN_BYTES <= moved.n_bytes <= (n_prompt + BLOCK) * KV_TOKEN_BYTES
+    assert computed * KV_TOKEN_BYTES <= moved.n_bytes <= (n_prompt + APP_BLOCK) * KV_TOKEN_BYTES
     assert parts[3]["note"].startswith(f"{moved.n_bytes / 1e6:.2f} MB in ")
     assert snapshot["transfers"]["pairs"][0]["transfers"] > 0
 

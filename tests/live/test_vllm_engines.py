@@ -16,7 +16,6 @@ import pytest
 import zmq
 from tokenizers import Tokenizer
 
-from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.vllm.connector.acquaintance import Peer, packed, unpacked
 from actors.wire.messages import (
     Admitted,
@@ -35,17 +34,23 @@ from actors.wire.messages import (
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
 from tests.live.serving import PATIENCE_S
-from tests.live.vllm_app import DEVICE, DTYPE, KV_TOKEN_BYTES, NEAR_TIE
+from tests.live.vllm_app import (
+    BLOCK,
+    CORE_PROCESSES,
+    KV_TOKEN_BYTES,
+    LEASE_S,
+    MODEL,
+    NEAR_TIE,
+    engine,
+    on_a_slow_device,
+)
 from tests.live.vllm_client import Engine
 from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 START_S = 500.0
-LEASE_S = 12
-BLOCK = 128
 GREEDY = {"temperature": 0.0}
-on_a_slow_device = pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has computed the prompt by then")
 
 PROMPTS = [
     "The capital of France is",
@@ -61,21 +66,13 @@ class Pair:
 
     def __init__(self, directory: Path) -> None:
         self.expiring = 0  # leases that this test lets expire
-        model = resolve("smollm2-135m-instruct")
-        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        cores = divide_cores(usable_cores(), 2)
-        common: dict[str, Any] = {
-            "model": str(model), "served_name": "small", "device": DEVICE, "dtype": DTYPE, "kv_space_gib": 0.25,
-            "slots": 4, "max_model_len": 1536, "lease_s": LEASE_S, "block_size_tokens": BLOCK,
-        }  # fmt: skip
-        self.p = Engine(
-            {**common, "engine_id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log"
-        )
-        decode = {
+        self.tokenizer = Tokenizer.from_file(str(resolve(MODEL) / "tokenizer.json"))
+        self.p = Engine(engine(0, engine_id="p", role="prefill"), directory / "p.log")
+        decode: dict[str, Any] = {
             "role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}, "kv_events": True,
             "overlap_imports": True,
         }  # fmt: skip
-        self.d = Engine({**common, **decode, "engine_id": "d", "cores": cores[1]}, directory / "d.log")
+        self.d = Engine(engine(1, engine_id="d", **decode), directory / "d.log")
 
     def tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids)
@@ -99,7 +96,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         pair.d.wait_ready(START_S)
         yield pair
         children = [*pair.p.children(), *pair.d.children()]
-        assert len(children) >= 4
+        assert len(children) >= 2 * CORE_PROCESSES
         pair.p.process.kill()
         pair.d.stop()
         assert still_running(children, timeout_s=60) == []
@@ -406,20 +403,20 @@ def test_an_engine_meets_others_before_a_request_needs_them(pair: Pair) -> None:
 
 def test_an_engine_starts_with_a_core_that_has_imported_meanwhile(pair: Pair) -> None:
     """With `overlap_imports` the core's process is as old as its owner's imports; without, it is younger."""
-    for engine, early in ((pair.p, False), (pair.d, True)):
-        (core,) = engine.processes("EngineCore")
+    for side, early in ((pair.p, False), (pair.d, True)):
+        (core,) = side.processes("EngineCore")
         owner = core.parent()
         assert owner is not None
         age_s = core.create_time() - owner.create_time()
-        assert (age_s < engine.phases["imports"]) is early
-        peer = unpacked(engine.ask("info")["kv_peer"])
+        assert (age_s < side.phases["imports"]) is early
+        peer = unpacked(side.ask("info")["kv_peer"])
         assert (peer.host, peer.tp_size) == ("127.0.0.1", 1)
 
 
 def test_cancel_while_waiting_for_a_slot_frees_the_lender(pair: Pair) -> None:
     for number in range(4):
         pair.d.send(
-            Decode(f"full-{number}", fresh(10), {"max_tokens": 1000, "ignore_eos": True}, None, PATIENCE_S)
+            Decode(f"full-{number}", fresh(10), {"max_tokens": 1400, "ignore_eos": True}, None, PATIENCE_S)
         )
     pair.d.until_status(lambda s: s.running == 4)
     tokens = fresh(BLOCK + 9)
@@ -453,8 +450,8 @@ def test_cancel_while_decoding_ends_the_stream(pair: Pair) -> None:
 def test_deadlines_end_the_work_and_are_reported(pair: Pair) -> None:
     pair.p.send(Prefill("late-p", fresh(1200), {}, 0.2))
     pair.d.send(Decode("late-d", fresh(5), {"max_tokens": 1000, "ignore_eos": True}, None, 0.5))
-    for engine, attempt_id, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
-        failed = engine.wait_for(attempt_id, Failed)
+    for side, attempt_id, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
+        failed = side.wait_for(attempt_id, Failed)
         assert (failed.task, failed.code) == (stage, "deadline")
 
 

@@ -17,20 +17,18 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.watchdog import FIRST_STEPS
 from actors.wire.messages import Decode, Failed, Out, Prefill, PrefillDone
 from app.models import resolve
 from tests.actors.engine.rig import Client
 from tests.live.serving import PATIENCE_S, ROOT
-from tests.live.test_vllm_engines import BLOCK, LEASE_S, START_S, fresh, text
-from tests.live.vllm_app import DTYPE
+from tests.live.test_vllm_engines import START_S, fresh, text
+from tests.live.vllm_app import BLOCK, COMPUTING, CORE_PROCESSES, MODEL, TCP, engine
 from tests.live.vllm_client import Engine
 from tests.processes import command_line, kill_all, still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-MODEL = "smollm2-135m-instruct"
 STALL_S = 6.0
 HANG_S = 40.0
 """Limit of a start that hangs. On an idle machine the core hangs by then; on a busy one it may still import."""
@@ -40,11 +38,7 @@ HOLD_READS_S = 3.0
 
 
 def config(name: str, role: str, core: int, **options: Any) -> dict[str, Any]:
-    return {
-        "engine_id": name, "role": role, "model": str(resolve(MODEL)), "served_name": "small",
-        "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536,
-        "lease_s": LEASE_S, "cores": divide_cores(usable_cores(), 2)[core], **options,
-    }  # fmt: skip
+    return engine(core, engine_id=name, role=role, **options)
 
 
 # ------------------------------------------------------------------------------------------------------ a stalled core
@@ -126,7 +120,7 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
         stopped_s = time.monotonic()
         assert await failures(client, ["d"]) == {("stalled", True)}
         loop = asyncio.get_running_loop()
-        assert len(tree) >= 2
+        assert len(tree) >= CORE_PROCESSES
         assert await loop.run_in_executor(None, still_running, tree, PATIENCE_S) == []
         print(f"killed after {time.monotonic() - stopped_s:.1f} s; {REPLACE_AFTER} times stall_s")
         # The engine looks at its core from time to time, so its state follows the death of the processes.
@@ -184,7 +178,7 @@ async def test_a_core_that_never_answers_fails_the_start(tmp_path: Path) -> None
 def environment(word: str) -> dict[str, str]:
     """KV over TCP, and a core in which no grammar that contains `word` compiles."""
     path = f"{Path(__file__).with_name('faulty_vllm')}{os.pathsep}{ROOT}"
-    return {"UCX_TLS": "tcp,self", "PYTHONPATH": path, "SLUICE_TEST_BROKEN_GRAMMAR": word}
+    return {"UCX_TLS": TCP, "PYTHONPATH": path, "SLUICE_TEST_BROKEN_GRAMMAR": word}
 
 
 def object_with(name: str, **more: Any) -> dict[str, Any]:
@@ -249,7 +243,7 @@ def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_
     """The request learns of it in time; its blocks wait for the read, which ends when the lender goes on."""
     overdue = lent.d.ask("metrics")["transfers_overdue"]
     lent.held_read("stopped", fresh(2 * BLOCK + 3))
-    (worker,) = lent.p.processes("Worker")
+    (worker,) = lent.p.processes(COMPUTING)
     worker.suspend()
     began_s = time.monotonic()
     try:

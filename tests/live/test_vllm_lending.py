@@ -12,21 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engine.cores import divide_cores, usable_cores
 from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, PrefillDone, Reading
-from app.models import resolve
 from tests.actors.flow.narrow import NarrowAgent, Occupant
 from tests.live.serving import PATIENCE_S
 from tests.live.test_vllm_engines import shared_tokens
+from tests.live.vllm_app import BLOCK, TCP, engine
 from tests.live.vllm_client import Engine
 from tests.processes import kill_all
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 START_S = 500.0
-BLOCK = 128
 PREFIX = 4 * BLOCK
-ANSWER = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+SPOKEN = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": 2}
 NODE = "127.0.0.1"
 """Name of the node of both engines, by default that of their side channel's host."""
 
@@ -34,15 +32,10 @@ NODE = "127.0.0.1"
 class Two:
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "flow.sock"
-        cores = divide_cores(usable_cores(), 2)
-        common: dict[str, Any] = {
-            "model": str(resolve("smollm2-135m-instruct")), "served_name": "small", "device": "cpu", "role": "prefill",
-            "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536, "lease_s": 12,
-            "flow_agent": f"unix:{self.socket}",
-        }  # fmt: skip
+        both: dict[str, Any] = {"role": "prefill", "flow_agent": f"unix:{self.socket}"}
         self.a, self.b = (
-            Engine({**common, "engine_id": name, "cores": own}, directory / f"{name}.log", UCX_TLS="tcp,self")
-            for name, own in zip("ab", cores, strict=True)
+            Engine(engine(core, engine_id=name, **both), directory / f"{name}.log", UCX_TLS=TCP)
+            for core, name in enumerate("ab")
         )
 
     def borrow(self, attempt_id: str, tokens: list[int], prefix: bytes) -> PrefillDone:
@@ -74,9 +67,15 @@ def token_ids(pieces: list[Out]) -> list[int]:
     return [token for piece in pieces for token in piece.token_ids or []]
 
 
-def answer(engine: Engine, attempt_id: str, tokens: list[int]) -> list[int]:
+def answer(engine: Engine, attempt_id: str, tokens: list[int]) -> list[Out]:
     """The answer of an engine by itself, from what it has of the prompt in its prefix cache."""
-    return token_ids(engine.decode(attempt_id, tokens, ANSWER, None))
+    return engine.decode(attempt_id, tokens, SPOKEN, None)
+
+
+def same(left: list[Out], right: list[Out]) -> None:
+    """Fails unless both are one answer, up to near ties: sums differ by how much of the prompt was cached."""
+    if shared_tokens(left, right) == SPOKEN["max_tokens"]:
+        assert token_ids(left) == token_ids(right)
 
 
 def test_a_prefix_is_lent_or_computed_and_the_answer_is_the_same(two: Two) -> None:
@@ -90,8 +89,7 @@ def test_a_prefix_is_lent_or_computed_and_the_answer_is_the_same(two: Two) -> No
     # the borrower's message has freed the lender's copy
     two.a.until_idle(0)
     # what was read is in the borrower's prefix cache now, and its answer rests on it
-    pieces = two.b.decode("on-b", tokens, ANSWER, None)
-    assert token_ids(pieces) == undisturbed
+    same(answer(two.b, "on-b", tokens), undisturbed)
     assert two.b.admitted("on-b").cached_tokens >= PREFIX
 
     # A handle that is none: the prompt is computed.
@@ -111,21 +109,17 @@ def the_lender_dies(two: Two) -> None:
     kill_all(two.a.children())
     done = two.borrow("borrow-3", tokens, lend.handle)
     assert done.cached_tokens == 0
-    assert answer(two.b, "on-b-3", tokens) == undisturbed
+    same(answer(two.b, "on-b-3", tokens), undisturbed)
     # its own leases end by themselves, since nobody decodes from them
     two.b.until_idle(0)
 
 
 # ----------------------------------------------------------------------------------------------- reads by permit
 
-SPOKEN = {**ANSWER, "logprobs": 2}
-
 
 def same_answer(two: Two, attempt_id: str, tokens: list[int], pieces: list[Out]) -> None:
     """Fails unless the answer is that of the engine that computed the prompt, up to near ties."""
-    alone = two.a.decode(f"alone-{attempt_id}", tokens, SPOKEN, None)
-    if shared_tokens(pieces, alone) == SPOKEN["max_tokens"]:
-        assert token_ids(pieces) == token_ids(alone)
+    same(pieces, answer(two.a, f"alone-{attempt_id}", tokens))
 
 
 def permitted(two: Two) -> tuple[str, list[int], list[Out]]:

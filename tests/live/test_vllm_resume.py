@@ -14,8 +14,8 @@ import pytest
 
 from actors.wire.messages import Decode, Failed, Out, ReleaseKV, Resume
 from tests.live.serving import PATIENCE_S
-from tests.live.test_vllm_engines import BLOCK, GREEDY, START_S, Pair, text
-from tests.live.vllm_app import NEAR_TIE
+from tests.live.test_vllm_engines import GREEDY, START_S, Pair, text
+from tests.live.vllm_app import BLOCK, NEAR_TIE
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -15,19 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.engine.cores import divide_cores, usable_cores
 from actors.wire.messages import Cancel, Decode, Out
 from app.models import resolve
 from tests.actors.engine.weights import rig
+from tests.live import vllm_app
 from tests.live.serving import PATIENCE_S, ROOT
-from tests.live.test_vllm_engines import LEASE_S, START_S, fresh, text
-from tests.live.vllm_app import DTYPE
+from tests.live.test_vllm_engines import START_S, fresh, text
 from tests.live.vllm_client import Engine
 from tests.processes import still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-MODEL = Path(resolve("smollm2-135m-instruct"))
+MODEL = Path(resolve(vllm_app.MODEL))
 PROMPT = fresh(30)
 GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 STREAM_TOKENS = 1400
@@ -36,11 +35,13 @@ PIECES = 10
 
 
 def config(name: str, core: int, folder: Path, **options: Any) -> dict[str, Any]:
-    return {
-        "engine_id": name, "role": "colocated", "model": str(folder), "served_name": "small",
-        "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536,
-        "lease_s": LEASE_S, "cores": divide_cores(usable_cores(), 2)[core], "weights_from": "peer", **options,
-    }  # fmt: skip
+    own: dict[str, Any] = {
+        "engine_id": name,
+        "role": "colocated",
+        "model": str(folder),
+        "weights_from": "peer",
+    }
+    return vllm_app.engine(core, **own, **options)
 
 
 def on_disk() -> dict[str, str]:

