@@ -24,6 +24,8 @@ OURS = ("actors", "app", "benchmarks", "policies", "predictors", "sluice")
 """The packages of this project."""
 PRODUCT = ("actors", "app", "policies", "predictors", "sluice")
 """The packages of the application, without its benchmarks."""
+UNKNOWN = "unknown"
+"""The commit outside a checkout."""
 DIGEST = "v2"
 """The version of the way in which `code_digest` is computed, with which every digest begins."""
 
@@ -80,13 +82,13 @@ def commit(root: Path = ROOT) -> str:
     """
     at = _git(root, "rev-parse", "--short", "HEAD")
     if at is None:
-        return "unknown"
+        return UNKNOWN
     return at + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 def head(root: Path = ROOT) -> str:
     """Returns the short commit hash of the checkout at `root`, or `unknown` outside a checkout."""
-    return _git(root, "rev-parse", "--short", "HEAD") or "unknown"
+    return _git(root, "rev-parse", "--short", "HEAD") or UNKNOWN
 
 
 def is_clean(paths: Iterable[str], root: Path = ROOT) -> bool:
