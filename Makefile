@@ -19,7 +19,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
+.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-gpu bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ bench-peers: setup ## Sluice beside vllm-router (from PyPI, in an environment of
 
 bench-peers-real: setup ## Sluice, vllm-router and Ray Serve LLM on real engines, 1P1D each, in turn (50 minutes)
 	$(PY) -m benchmarks.peers.real $(ARGS)
+
+bench-gpu: setup-cuda ## Sluice beside vLLM's own server and vllm-router on one GPU of 139 GiB, an 8B model's shape with dummy weights (10 minutes; ARGS="--only one --quick")
+	$(PY) -m benchmarks.peers.gpu $(ARGS)
 
 bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads by block order, as pools grow old (FlowKV)
 	$(PY) -m benchmarks.transfer $(ARGS)

@@ -28,6 +28,7 @@ from benchmarks.live.machine import overload
 from benchmarks.live.versus import LIMIT, ratio_of
 from benchmarks.overload import report as overload_report
 from benchmarks.peers import report as peers_report
+from benchmarks.peers.gpu import report as gpu_report
 from benchmarks.peers.real import report as real_report
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
@@ -405,6 +406,11 @@ OTHERS: dict[str, Other] = {
         "python -m benchmarks.peers.real",
         real_report.rows,
         drawn=True,
+    ),
+    "peers/gpu.json": Other(
+        "Sluice beside vLLM's own server and vllm-router on one GPU, the shape of an 8B model with dummy weights",
+        "python -m benchmarks.peers.gpu",
+        gpu_report.rows,
     ),
     "watching/cost.json": Other(
         "What it costs to watch: a dashboard, three readers of it, and traces; sim engines",

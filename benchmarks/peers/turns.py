@@ -1,4 +1,4 @@
-"""The parts that both comparisons share: sides in turn, the arguments of a command, and the failures of a run."""
+"""The parts that all comparisons share: sides in turn, the arguments of a command, and the failures of a run."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +38,17 @@ def leave(number: int, _frame: Any) -> None:
 
 
 def parser(
-    module: str, described: str | None, names: Mapping[str, str], rounds: int
+    module: str,
+    described: str | None,
+    names: Mapping[str, str],
+    rounds: int,
+    *,
+    chosen_by: str = "--sides",
+    quick: str = "short rows, whose figures say nothing",
 ) -> argparse.ArgumentParser:
-    """Returns the arguments that both commands have."""
+    """Returns the arguments that all commands have. Those of `names` that are measured are chosen by the option
+    `chosen_by`, and `quick` says what a quick run is.
+    """
     made = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=described,
@@ -49,9 +57,9 @@ def parser(
     made.add_argument(
         "--rounds", type=int, help=f"alternations (default: {rounds}; with --quick {QUICK_ROUNDS})"
     )
-    made.add_argument("--quick", action="store_true", help="short rows, whose figures say nothing")
+    made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument(
-        "--sides",
+        chosen_by,
         nargs="+",
         choices=tuple(names),
         default=list(names),

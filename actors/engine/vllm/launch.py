@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,7 @@ def _launched(
         args.setdefault("otlp_traces_endpoint", endpoint)
     check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
-    vllm_config = AsyncEngineArgs(**args).create_engine_config()
+    vllm_config = served_config(args)
     if config.kv_events and vllm_config.cache_config.enable_prefix_caching:
         vllm_config.kv_events_config = kv_events_config(config)
     scheduler = vllm_config.scheduler_config
@@ -281,6 +281,18 @@ def _launched(
         return AsyncLLM.from_vllm_config(
             vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
         )
+
+
+def served_config(args: Mapping[str, Any]) -> Any:
+    """Returns vLLM's configuration of an engine with these arguments, with the defaults of vLLM's own server.
+
+    Those of an engine that says nothing of its use are 2,048 tokens a step on every GPU, where the server takes 8,192
+    on a large one.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    return AsyncEngineArgs(**args).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def remove_kv_sockets(events: Any) -> None:

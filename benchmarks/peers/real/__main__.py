@@ -30,7 +30,7 @@ from benchmarks.peers import environment as router_environment
 from benchmarks.peers import turns
 from benchmarks.peers.real import environment as ray_environment
 from benchmarks.peers.real.report import draw, markdown, rows
-from benchmarks.peers.real.rows import CASES
+from benchmarks.peers.real.rows import CASES, sample_of
 from benchmarks.peers.real.sides import OPTIONS, RAY, ROUTER, SIDES, command_of
 from benchmarks.progress import teller
 
@@ -76,7 +76,7 @@ def measured(setup: Setup, peers: Peers, number: int, side: str, folder: Path, s
         for case in CASES.values():
             plan = case.plan(setup.quick)
             found = measure.with_python(server, targets.MODEL, plan, setup.seed + number)
-            samples.append(_sample(found, case.name))
+            samples.append(sample_of(found, case.name))
             say(
                 f"round {number + 1} of {setup.rounds}, {side}, {case.name}: {found.requests_per_s:.2f} requests/s"
             )
@@ -88,23 +88,6 @@ def measured(setup: Setup, peers: Peers, number: int, side: str, folder: Path, s
         "idle": asdict(idle),
         "rows": samples,
     }
-
-
-def _sample(found: measure.Measurement, row: str) -> dict[str, Any]:
-    """Returns one row of one side and round, as the result keeps it. CPU times are milliseconds a token."""
-    sample: dict[str, Any] = {
-        "row": row,
-        "requests": found.requests,
-        "requests_per_s": found.requests_per_s,
-        "cpu_ms_per_token": found.server_cpu_ms_per_token,
-        "cpu_ms": found.cpu_ms_per_token,
-        "other_cores": found.other_cores,
-        "failures": found.failures,
-    }
-    for name, times in (("ttft", found.ttft_ms), ("e2e", found.e2e_ms), ("tpot", found.tpot_ms)):
-        if times is not None:
-            sample |= {f"{name}_p50_ms": times["p50"], f"{name}_p99_ms": times["p99"]}
-    return sample
 
 
 def run(setup: Setup, peers: Peers, kept: Parts, say: Say) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.live.targets import MODEL
+from benchmarks.live.targets import MODEL, EngineOptions
 from benchmarks.peers.real.sides import cores, engine_environment, kv_transfer
 
 ONGOING = 1024
@@ -39,7 +39,7 @@ def engine(model: str, role: str, bound: str, channel: int, options: dict[str, A
             "enforce_eager": True,
             "kv_transfer_config": kv_transfer(role),
         },
-        "runtime_env": {"env_vars": engine_environment(bound)},
+        "runtime_env": {"env_vars": engine_environment(EngineOptions(**options), bound)},
     }
 
 

@@ -1,6 +1,7 @@
 """The report of Sluice beside others on real engines: figures of every side, ratios paired by round, and a plot."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
 from benchmarks.peers.real.rows import CASES, CPU, IDLE, MEMORY, TPOT_P50, Case, aim
-from benchmarks.peers.real.sides import SIDES, SLUICE
+from benchmarks.peers.real.sides import SIDES
 from benchmarks.peers.report import ratio_table, rounded, row_of
-from benchmarks.peers.rows import RATE, TTFT_P50
+from benchmarks.peers.rows import RATE, TTFT_P50, Aim
 from benchmarks.plots import figure, save
 
 WORDS: Mapping[str, str] = {
@@ -26,6 +27,33 @@ SHOWN_CORES = 0.002
 """The least CPU of a process without load with which it is listed, in cores."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Sluice and others on the same rows.
+
+    `sides` has the name of each side in reports; the first one is Sluice, and the others are its peers. `aim` returns
+    the aim of a ratio Sluice / peer by row and measure.
+    """
+
+    sides: Mapping[str, str]
+    cases: Mapping[str, Case]
+    aim: Callable[[Case, str], Aim | None]
+
+    @property
+    def ours(self) -> str:
+        """The side that is Sluice."""
+        return next(iter(self.sides))
+
+    @property
+    def peers(self) -> list[str]:
+        """The other sides."""
+        return list(self.sides)[1:]
+
+
+REAL = Comparison(SIDES, CASES, aim)
+"""The comparison of `python -m benchmarks.peers.real`."""
+
+
 def values(whole: Mapping[str, Any], side: str, row: str, measure: str) -> dict[int, float]:
     """Returns a measure of a side in a row by round."""
     return {
@@ -38,42 +66,49 @@ def values(whole: Mapping[str, Any], side: str, row: str, measure: str) -> dict[
 
 
 def idle(whole: Mapping[str, Any], side: str) -> dict[str, dict[int, float]]:
-    """Returns busy cores and memory in GiB of a side without load, by round."""
-    parts = {part["round"]: part["idle"] for part in whole["parts"] if part["side"] == side}
+    """Returns busy cores and memory in GiB of a side without load, by round in which it was watched."""
+    parts = {
+        part["round"]: part["idle"] for part in whole["parts"] if part["side"] == side and "idle" in part
+    }
     return {
         IDLE: {number: sum(one["idle_cpu"].values()) for number, one in parts.items()},
         MEMORY: {number: one["total"]["pss_bytes"] / 2**30 for number, one in parts.items()},
     }
 
 
-def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
+def rows(whole: Mapping[str, Any], compared: Comparison = REAL) -> Iterator[Row]:
     """Yields the ratios by row and peer, then those of the sides without load."""
-    peers = [side for side in SIDES if side != SLUICE]
-    for case in CASES.values():
-        for peer in peers:
+    for case in compared.cases.values():
+        for peer in compared.peers:
             for measure in COMPARED:
                 base = values(whole, peer, case.name, measure)
-                yield from _ratio(case, measure, peer, base, values(whole, SLUICE, case.name, measure))
-    ours = idle(whole, SLUICE)
-    for peer in peers:
+                ours = values(whole, compared.ours, case.name, measure)
+                name, aim = f"{case.name}: ", compared.aim(case, measure)
+                yield from _ratio(name, measure, compared.sides[peer], base, ours, aim)
+    own = idle(whole, compared.ours)
+    for peer in compared.peers:
         theirs = idle(whole, peer)
         for measure in (IDLE, MEMORY):
-            yield from _ratio(None, measure, peer, theirs[measure], ours[measure])
+            yield from _ratio("", measure, compared.sides[peer], theirs[measure], own[measure], None)
 
 
 def _ratio(
-    case: Case | None, measure: str, peer: str, base: Mapping[int, float], ours: Mapping[int, float]
+    name: str,
+    measure: str,
+    peer: str,
+    base: Mapping[int, float],
+    ours: Mapping[int, float],
+    aim: Aim | None,
 ) -> Iterator[Row]:
     both = sorted(base.keys() & ours.keys())
     if len(both) < 2:
         return
-    name = "" if case is None else f"{case.name}: "
     one = ratio_of(name, measure, [base[n] for n in both], [ours[n] for n in both])
     yield row_of(
-        f"{name}{WORDS[measure]}, Sluice / {SIDES[peer]}",
+        f"{name}{WORDS[measure]}, Sluice / {peer}",
         one.ratio,
         (one.low, one.high),
-        None if case is None else aim(case, measure),
+        aim,
         note=f"{rounded(one.ours)} / {rounded(one.base)}",
     )
 
@@ -89,21 +124,22 @@ def markdown(whole: Mapping[str, Any]) -> str:
             f"# Sluice, vllm-router and Ray Serve LLM on real engines, {rounds} rounds in turn",
             "One prefill and one decode engine of vLLM on every side, SmolLM2-135M in float32, KV over NIXL; "
             "the client runs on the same cores.",
-            "## Medians of every side\n\n" + _medians(whole),
+            "## Medians of every side\n\n" + medians(whole, REAL),
             "## Ratios, 95 % intervals, and aims\n\n" + ratio_table(list(rows(whole))),
             "## Without load: cores by process, medians\n\n" + _idle(whole),
         ]
     )
 
 
-def _medians(whole: Mapping[str, Any]) -> str:
+def medians(whole: Mapping[str, Any], compared: Comparison) -> str:
+    """Returns the figures of every side in every row as a table: medians over the rounds."""
     shown = (RATE, TTFT_P50, "ttft_p99_ms", TPOT_P50, CPU)
     lines = [
         "| row | side | requests/s | TTFT p50, ms | TTFT p99, ms | TPOT p50, ms | CPU a token, ms |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    for row in CASES:
-        for side, name in SIDES.items():
+    for row in compared.cases:
+        for side, name in compared.sides.items():
             found = [list(values(whole, side, row, measure).values()) for measure in shown]
             if found[0]:
                 cells = [rounded(median(one)) if one else "" for one in found]

@@ -6,8 +6,9 @@ the time to the first token. TPOT, CPU and memory are reported without an aim.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.live.measure import Plan
+from benchmarks.live.measure import Measurement, Plan
 from benchmarks.peers.rows import ENDLESS, RATE, TTFT_P50, Aim
 
 TPOT_P50, CPU, IDLE, MEMORY = "tpot_p50_ms", "cpu_ms_per_token", "idle_cores", "memory_gib"
@@ -16,13 +17,14 @@ TPOT_P50, CPU, IDLE, MEMORY = "tpot_p50_ms", "cpu_ms_per_token", "idle_cores", "
 @dataclass(frozen=True, slots=True)
 class Case:
     """One row: `clients` that each send the next request when the last one has ended. `words` are those of a prompt;
-    a word is about a token.
+    a word is about a token. The row ends after `requests` or `seconds`.
     """
 
     clients: int
     tokens: int
     words: int
     seconds: float = 20.0
+    requests: int = ENDLESS
 
     @property
     def name(self) -> str:
@@ -32,7 +34,7 @@ class Case:
     def plan(self, quick: bool) -> Plan:
         """Returns the load; a `quick` one lasts for 5 seconds."""
         seconds = min(self.seconds, 5.0) if quick else self.seconds
-        return Plan(self.clients, ENDLESS, self.tokens, seconds, prompt_words=self.words - 1)
+        return Plan(self.clients, self.requests, self.tokens, seconds, prompt_words=self.words - 1)
 
 
 _CASES = (
@@ -52,3 +54,20 @@ def aim(case: Case, measure: str) -> Aim | None:
     if measure == TTFT_P50:
         return Aim(most=1.0)
     return None
+
+
+def sample_of(found: Measurement, row: str) -> dict[str, Any]:
+    """Returns one row of one side and round, as the result keeps it. CPU times are milliseconds a token."""
+    sample: dict[str, Any] = {
+        "row": row,
+        "requests": found.requests,
+        "requests_per_s": found.requests_per_s,
+        "cpu_ms_per_token": found.server_cpu_ms_per_token,
+        "cpu_ms": found.cpu_ms_per_token,
+        "other_cores": found.other_cores,
+        "failures": found.failures,
+    }
+    for name, times in (("ttft", found.ttft_ms), ("e2e", found.e2e_ms), ("tpot", found.tpot_ms)):
+        if times is not None:
+            sample |= {f"{name}_p50_ms": times["p50"], f"{name}_p99_ms": times["p99"]}
+    return sample

@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from actors.engine.vllm.config import Device
 from actors.engine.vllm.plugin import NAP_ENV
+from benchmarks.live import targets
 from benchmarks.live.servers import Command, free_ports, python
-from benchmarks.live.targets import API_SERVER, MODEL, EngineOptions, sluice_vllm
+from benchmarks.live.targets import EngineOptions, sluice_vllm
 
 SLUICE, ROUTER, RAY = "sluice", "router", "ray"
 
@@ -44,42 +46,28 @@ def cores() -> tuple[str, str]:
     return ",".join(map(str, first)), ",".join(map(str, second))
 
 
-def engine_environment(bound: str) -> dict[str, str]:
-    """Returns the environment of an engine of another side on the cores `bound`: what Sluice's engines have, too."""
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": bound,
-        # An inherited value would override the argument.
-        "VLLM_CPU_KVCACHE_SPACE": str(OPTIONS.kv_space_gib),
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
-        "TORCH_COMPILE_DISABLE": "1",
-        NAP_ENV: "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
+def engine_environment(options: EngineOptions, bound: str) -> dict[str, str]:
+    """Returns the environment of an engine of another side: what Sluice's engines have, too. On a CPU it computes on
+    the cores `bound`.
+    """
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **targets.server_environment(options, bound)}
+    if options.device == "cuda":
+        return env
+    return env | {"VLLM_SSM_CONV_STATE_LAYOUT": "DS", NAP_ENV: "1"}
 
 
-def kv_transfer(role: str) -> dict[str, str]:
-    """Returns vLLM's KVTransferConfig of an engine: KV lies in the memory of the host."""
-    return {
-        "kv_connector": "NixlConnector",
-        "kv_connector_module_path": "benchmarks.peers.real.connector",
-        "kv_role": role,
-        "kv_buffer_device": "cpu",
-    }
+def kv_transfer(role: str, device: Device = "cpu") -> dict[str, str]:
+    """Returns vLLM's KVTransferConfig of an engine, whose KV lies in the memory of its device. Only engines on CPUs
+    need the connector that corrects vLLM's.
+    """
+    corrected = {"kv_connector_module_path": "benchmarks.peers.real.connector"} if device == "cpu" else {}
+    return {"kv_connector": "NixlConnector", **corrected, "kv_role": role, "kv_buffer_device": device}
 
 
-def server_argv(model: str, port: int, role: str) -> list[str]:
-    """Returns the command line of vLLM's own server."""
-    options = OPTIONS
-    argv = python("-m", API_SERVER, "--model", model, "--served-model-name", MODEL, "--host", "127.0.0.1")
-    argv += ["--port", str(port), "--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
-    argv += ["--max-num-seqs", str(options.slots), "--enforce-eager", "--disable-uvicorn-access-log"]
-    argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30)]
-    return [*argv, "--kv-transfer-config", json.dumps(kv_transfer(role))]
+def server_argv(options: EngineOptions, model: str, port: int, role: str) -> list[str]:
+    """Returns the command line of vLLM's own server with a KV connector."""
+    argv = targets.server_argv(options, model, port)
+    return [*argv, "--kv-transfer-config", json.dumps(kv_transfer(role, options.device))]
 
 
 def sluice(folder: Path) -> Command:
@@ -87,10 +75,11 @@ def sluice(folder: Path) -> Command:
     return sluice_vllm(folder, OPTIONS, disaggregated=True)
 
 
-def router(program: Path, model: str) -> Command:
-    """Returns the command of vllm-router with its two servers."""
+def router(program: Path, model: str, options: EngineOptions = OPTIONS) -> Command:
+    """Returns the command of vllm-router with its two servers, whose engines have `options`."""
     port, prefill_port, decode_port, metrics_port, *channels = free_ports(6)
     argv = python("-m", "benchmarks.peers.real.servers", "--program", str(program), "--model", model)
+    argv += ["--options", json.dumps(asdict(options))]
     argv += ["--port", str(port), "--prefill-port", str(prefill_port), "--decode-port", str(decode_port)]
     argv += ["--metrics-port", str(metrics_port), "--side-channels", *map(str, channels)]
     others = (prefill_port, decode_port, metrics_port)

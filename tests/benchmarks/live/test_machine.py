@@ -146,3 +146,21 @@ def test_the_command_is_that_of_the_process_if_no_arguments_are_given(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["x", "--traces", "/here", "--quick"])
     assert command("benchmarks.predictors", None) == "python -m benchmarks.predictors --quick"
+
+
+@pytest.mark.parametrize(
+    ("head", "commit", "kept"),
+    [
+        # a copy of the files without git
+        ("unknown", "abc", {"commit": "abc", "commit_from": "told on the command line", "clean": False}),
+        ("unknown", None, {"commit": "unknown", "clean": False}),
+        # git knows better
+        ("def", "abc", {"commit": "def", "clean": False}),
+    ],
+)
+def test_a_commit_that_was_told_counts_only_where_there_is_no_git(
+    head: str, commit: str | None, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "origin_of", lambda _paths: Origin("v2:1", head, False, "m"))
+    found = facts("benchmarks.live.balance", commit=commit)
+    assert {name: found[name] for name in ("commit", "commit_from", "clean") if name in found} == kept

@@ -8,7 +8,15 @@ import psutil
 import pytest
 
 from benchmarks.live import measure, targets
-from benchmarks.live.servers import Command, ServerError, answers, free_ports, is_free, running
+from benchmarks.live.servers import (
+    Command,
+    ServerError,
+    answers,
+    free_ports,
+    is_free,
+    running,
+    running_together,
+)
 
 pytestmark = pytest.mark.live
 
@@ -104,4 +112,21 @@ def test_the_cause_is_shown_though_it_stands_far_above() -> None:
     command = Command("chatty", [sys.executable, "-c", code], port)
     cause = r"(?s)ended with 3:\nValueError: no such dtype\n70\n.*99$"
     with pytest.raises(ServerError, match=cause), running(command, silent):
+        pass
+
+
+def test_servers_that_start_together_are_all_ready_and_all_end() -> None:
+    commands = [targets.bare(), targets.bare()]
+    with running_together(commands, silent) as servers:
+        assert [server.command for server in servers] == commands
+        assert all(answers(server.command.port, "/health") and server.started_s > 0 for server in servers)
+    assert all(is_free(command.port) for command in commands)
+
+
+def test_one_that_does_not_start_ends_the_others_at_once() -> None:
+    (port,) = free_ports(1)
+    dies = Command("dies", [sys.executable, "-c", "raise SystemExit('no such model')"], port)
+    mute = Command("mute", ["sleep", "300"], free_ports(1)[0], timeout_s=300.0)
+    said = pytest.raises(ServerError, match=r"(?s)dies ended with 1.*no such model")
+    with said, running_together([mute, dies], silent):
         pass

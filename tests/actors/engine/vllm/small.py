@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from vllm.config import KVTransferConfig, VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -15,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from actors.engine.vllm.launch import served_config
 from app.models import resolve
 
 BLOCK = 16
@@ -26,11 +26,11 @@ class SmallModel:
     """The configuration of a CPU engine for the small model, and the parts that read it."""
 
     def __init__(self, transfer: KVTransferConfig | None = None) -> None:
-        self.config: VllmConfig = AsyncEngineArgs(
-            model=str(resolve("smollm2-135m-instruct")), dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=4,
-            block_size=BLOCK, enforce_eager=True, kv_cache_memory_bytes=1 << 28, scheduling_policy="priority",
-            kv_transfer_config=transfer,
-        ).create_engine_config()  # fmt: skip
+        self.config: VllmConfig = served_config({
+            "model": str(resolve("smollm2-135m-instruct")), "dtype": "float32", "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": 4, "block_size": BLOCK, "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28,
+            "scheduling_policy": "priority", "kv_transfer_config": transfer,
+        })  # fmt: skip
         self.config.cache_config.num_gpu_blocks = BLOCKS
         self.inputs = InputProcessor(self.config)
         tokenizer = self.inputs.tokenizer

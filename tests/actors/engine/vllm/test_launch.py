@@ -10,8 +10,9 @@ import zmq
 
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
-from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports, set_environment
+from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports, served_config, set_environment
 from actors.engine.vllm.stats import Hello
+from app.models import resolve
 
 HOST = "127.0.0.1"
 
@@ -84,3 +85,13 @@ def test_what_engines_get_by_default_gives_way_to_what_is_set() -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def test_an_engine_takes_as_many_tokens_a_step_as_vllm_s_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    of_a_large_gpu = ({UsageContext.OPENAI_API_SERVER: 8192}, {})
+    monkeypatch.setattr(EngineArgs, "get_batch_defaults", lambda *of: of_a_large_gpu)
+    made = served_config({"model": str(resolve("smollm2-135m-instruct")), "max_num_seqs": 4})
+    assert made.scheduler_config.max_num_batched_tokens == 8192

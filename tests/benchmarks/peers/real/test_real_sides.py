@@ -35,7 +35,7 @@ def test_all_sides_have_the_same_engines(tmp_path: Path) -> None:
     options = theirs["engine_kwargs"]
     assert (options["dtype"], options["max_num_seqs"], options["max_model_len"]) == ("float32", 16, 2048)
     assert options["kv_cache_memory_bytes"] == 2**30
-    argv = server_argv("/m", 1, "kv_consumer")
+    argv = server_argv(OPTIONS, "/m", 1, "kv_consumer")
     for name, value in (
         ("--dtype", "float32"),
         ("--max-num-seqs", "16"),

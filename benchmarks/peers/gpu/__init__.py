@@ -1,0 +1,1 @@
+"""Sluice beside vLLM's own server and vllm-router on one GPU."""
