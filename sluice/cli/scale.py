@@ -89,6 +89,7 @@ def render_scaling(scaling: Scaling) -> str:
         "ACTIVE",
         "WARM",
         "STARTING",
+        "OVERDUE",
         "DRAINING",
     )
     rows = [
@@ -99,7 +100,7 @@ def render_scaling(scaling: Scaling) -> str:
             f"{group.keeps_warm} warm",
             "-" if group.wanted is None else str(group.wanted),
             "-" if group.replicas is None else str(group.replicas),
-            *(str(n) for n in (group.active, group.warm, group.starting, group.draining)),
+            *(str(n) for n in (group.active, group.warm, group.starting, group.overdue, group.draining)),
         )
         for group in scaling.groups
     ]

@@ -37,6 +37,8 @@ def policies(flow: bool) -> Json:
 def scaling(counts: dict[str, int] | None = None, bounds: dict[str, dict[str, int]] | None = None) -> Json:
     """Returns the autoscaler's answer, with the plan that these counts would make and these bounds of groups."""
     wanted, bounded = counts or {}, bounds or {}
+    # one more replica than there is room for
+    late = {"decode": 1}
     groups = [
         ("prefill", "prefill", 1, 12, 1, 6),
         ("decode", "decode", 2, 16, 1, 8),
@@ -70,12 +72,12 @@ def scaling(counts: dict[str, int] | None = None, bounds: dict[str, dict[str, in
                 "warm_max": bounded.get(name, {}).get("warm_max", warm),
                 "configured": {"min": low, "max": high, "warm": warm, "warm_max": warm},
                 "wanted": wanted.get(name),
-                "replicas": present + warm,
+                "replicas": present + warm + late.get(name, 0),
                 "active": present,
                 "warm": warm,
                 "starting": 0,
                 "draining": 0,
-                "overdue": 0,
+                "overdue": late.get(name, 0),
             }
             for name, role, low, high, warm, present in groups
         ],
@@ -91,7 +93,11 @@ def scaling(counts: dict[str, int] | None = None, bounds: dict[str, dict[str, in
             "decode = ceil(11.2 requests/s * 3.9 s / (32 slots * 0.8)) = ceil(1.71) = 2",
             "prefill = ceil(4,590 tokens/s / 980 tokens/s) = 5",
         ],
-        "notes": ["decode-7 stays until 3 leases end"],
+        "notes": [
+            "decode-7 stays until 3 leases end",
+            "decode: 1 of 10 replicas have not started within 600 s (scaling.start_limit_s) and count as capacity no"
+            " longer; see what they lack (`ray status`, `serve status`) and their logs, or ask for fewer",
+        ],
     }
 
 

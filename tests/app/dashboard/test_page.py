@@ -371,6 +371,20 @@ def test_numbers_of_engines_are_planned_set_and_refused_in_the_servers_words(
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("below its group's min of 2")
 
 
+def test_a_group_s_replicas_are_shown_by_duty_and_those_that_are_overdue_apart(
+    serve: Serve, opening: Opening
+) -> None:
+    opened = opening(serve())
+    opened.go("control")
+    table = opened.page.get_by_role("group", name="Groups", exact=True)
+    titles = ["Group", "Role", "Replicas", "Active", "Warm", "Starting", "Overdue", "Draining", "Set to"]
+    expect(table.get_by_role("columnheader")).to_have_text(titles)
+    cells = table.get_by_role("row", name="decode").get_by_role("cell")
+    # 8 active and 1 warm are 9 of the 10 replicas that Serve is asked for
+    expect(cells).to_have_text(["D decode", "10", "8", "1", "0", "1", "0", ""])
+    expect(opened.page.get_by_role("region", name="Plan")).to_contain_text("see what they lack")
+
+
 def test_a_number_typed_the_moment_the_dialog_closes_stays(serve: Serve, opening: Opening) -> None:
     opened = opening(serve())
     opened.go("control")

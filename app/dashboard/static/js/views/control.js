@@ -188,8 +188,9 @@ function Scaling({ may, done, onChanged }) {
       ${scale.held && html`<${Message} level="warn">Held: ${scale.held}<//>`}
       <div class="table-box" tabindex="0" role="group" aria-label="Groups"><table>
         <thead><tr><th scope="col">Group</th><th scope="col">Role</th><th scope="col" class="n">Replicas</th><th scope="col" class="n">Active</th>
-          <th scope="col" class="n">Warm</th><th scope="col" class="n">Starting</th><th scope="col" class="n">Draining</th><th scope="col">Set to</th></tr></thead>
-        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th><td><${Role} role=${group.role} /></td><td class="n">${count(group.replicas)}</td><td class="n">${count(group.active)}</td><td class="n">${count(group.warm)}</td><td class="n">${count(group.starting)}</td><td class="n">${count(group.draining)}</td>
+          <th scope="col" class="n">Warm</th><th scope="col" class="n">Starting</th><th scope="col" class="n" title="Have not started in time and count as none">Overdue</th>
+          <th scope="col" class="n">Draining</th><th scope="col">Set to</th></tr></thead>
+        <tbody>${scale.groups.map((group) => html`<tr key=${group.name}><th scope="row">${group.name}</th><td><${Role} role=${group.role} /></td><td class="n">${count(group.replicas)}</td><td class="n">${count(group.active)}</td><td class="n">${count(group.warm)}</td><td class="n">${count(group.starting)}</td><td class="n">${count(group.overdue)}</td><td class="n">${count(group.draining)}</td>
           <td>${number(group.name, `engines of ${group.name}`, present(group))}</td></tr>`)}</tbody></table></div>
       <div class="table-box" tabindex="0" role="group" aria-label="Bounds"><table>
         <thead><tr><th scope="col">Bounds</th>${BOUNDS.map(([key, title]) => html`<th key=${key} scope="col" title=${title}>${words(key)}</th>`)}<th scope="col">Configured</th></tr></thead>
