@@ -33,3 +33,141 @@ beside without an aim.
 Not claimed: a live router, which does not learn contention yet (`actors.router.network.feed`); transfers that other
 routers have in flight; the queue for a decode slot.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.experiments import netkv_common as common
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.netkv_common import named, reduction, share
+from policies.network.contention import FORMS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
+
+SUMMARY = "NetKV's self-contention: the paper's count of own transfers beside three forms that learn its cost"
+SEEDS = (10, 2)
+CHOOSE, REPORT = "choose", "report"
+WINDOWS = 20
+FIRST_SEED = {CHOOSE: 900, REPORT: 1_001}
+"""The seed of each part's first run, which with a step of 2 has even windows in one part and odd ones in the other."""
+TOPO, FULL, TOLD = "NetKV-Topo-Only", "NetKV-Full", "NetKV-Uplinks"
+LEARNT = {form: f"NetKV-Learnt-{form.capitalize()}" for form in FORMS}
+SCHEDULERS = (TOPO, FULL, TOLD, *LEARNT.values())
+_ONE_NIC = {"fixed_nic": True}
+CELLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "rag 100%": ("rag", {"load": 1.0}),
+    "rag 250%": ("rag", {"load": 2.5}),
+    "rag 100% one NIC": ("rag", {"load": 1.0, **_ONE_NIC}),
+    "rag 250% one NIC": ("rag", {"load": 2.5, **_ONE_NIC}),
+    "rag 100% 8:1 40%": ("rag", {"load": 1.0, "oversubscription": 8.0, "background": 0.4}),
+    "rag 100% 1:1": ("rag", {"load": 1.0, "oversubscription": 1.0}),
+    "rag 100% switching": ("rag", {"load": 1.0, "switching": 0.4}),
+    "chatbot 100%": ("chatbot", {"load": 1.0}),
+    "chatbot 250% one NIC": ("chatbot", {"load": 2.5, **_ONE_NIC}),
+    "long 100%": ("long", {"load": 1.0}),
+    "long 100% one NIC": ("long", {"load": 1.0, **_ONE_NIC}),
+}
+QUICK = ("rag 100%", "rag 250% one NIC")
+TTFT = "ttft_mean_s"
+MOST = 1.0  # per cent
+
+
+def variants(quick: bool) -> list[Variant]:
+    made = []
+    for part in FIRST_SEED:
+        for cell in QUICK if quick else CELLS:
+            workload, options = CELLS[cell]
+            for scheduler in SCHEDULERS:
+                one = named(workload, scheduler, windows=WINDOWS, **options)
+                made.append(Variant(_name(part, cell, scheduler), {**one.config, "part": part, "cell": cell}))
+    return made
+
+
+def _name(part: str, cell: str, scheduler: str) -> str:
+    return f"{part}, {cell}, {scheduler}"
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    return common.run_one(config, seed_of(config["part"], seed))
+
+
+def seed_of(part: str, seed: int) -> int:
+    """Returns the seed of a part's run. Its window is `seed % WINDOWS`: even ones choose, odd ones report."""
+    return FIRST_SEED[part] + 2 * seed
+
+
+def chosen(results: Results) -> tuple[str, dict[str, float]]:
+    """Returns the form of least worst cell in the part "choose", and the worst cell of each form, as a ratio."""
+    worst = {
+        form: max(_ratio(results, CHOOSE, cell, scheduler) for cell in _cells(results))
+        for form, scheduler in LEARNT.items()
+    }
+    return min(worst, key=lambda form: worst[form]), worst
+
+
+def _cells(results: Results) -> list[str]:
+    return list(dict.fromkeys(config["cell"] for config in results.variants.values()))
+
+
+def _ratio(results: Results, part: str, cell: str, scheduler: str) -> float:
+    """Returns the mean TTFT over that of the better of Topo-Only and Full."""
+    rivals = [results.mean(_name(part, cell, rival), TTFT) for rival in (TOPO, FULL)]
+    return results.mean(_name(part, cell, scheduler), TTFT) / min(rivals)
+
+
+def compare(results: Results) -> list[Row]:
+    form, worst = chosen(results)
+    rows = [
+        Row("the form of least worst cell, part choose", None, 100.0 * (worst[form] - 1.0), "%", note=form)
+    ]
+    rows += [
+        Row(
+            f"{one}: worst cell over the better of Topo-Only and Full, part choose",
+            None,
+            100.0 * (w - 1.0),
+            "%",
+        )
+        for one, w in worst.items()
+    ]
+    for cell in _cells(results):
+        rows += _aims(results, cell, form)
+    for cell in _cells(results):
+        for scheduler in SCHEDULERS[1:]:
+            rows.append(_against(results, cell, scheduler, TOPO))
+        for scheduler in SCHEDULERS:
+            name = _name(REPORT, cell, scheduler)
+            rows.append(
+                share(results, f"{cell}, {scheduler}: transfers in the pod", name, "tier_share/2", None)
+            )
+    return rows
+
+
+def _aims(results: Results, cell: str, form: str) -> Sequence[Row]:
+    """Returns the rows of the chosen form against Topo-Only, and against the better of Topo-Only and Full."""
+    better = min((TOPO, FULL), key=lambda rival: results.mean(_name(REPORT, cell, rival), TTFT))
+    made = []
+    for rival, what in ((TOPO, "Topo-Only"), (better, "the better of Topo-Only and Full")):
+        row = _against(results, cell, LEARNT[form], rival)
+        met = row.ours is not None and row.ours <= MOST
+        note = f"{form} vs {rival}"
+        made.append(
+            replace(
+                row, name=f"{cell}, chosen form vs {what}: mean TTFT", aim="at most +1 %", met=met, note=note
+            )
+        )
+    return made
+
+
+def _against(results: Results, cell: str, scheduler: str, rival: str) -> Row:
+    base, ours = (_name(REPORT, cell, one) for one in (rival, scheduler))
+    return reduction(results, f"{cell}, {scheduler} vs {rival}", base, ours, None)
+
+
+def plots(results: Results) -> Mapping[str, Figure]:
+    return {}
