@@ -10,7 +10,7 @@ a transfer over its time alone at B of its tier):
 - Full therefore sends one transfer in four between pods (135 of 528), where B is half: 2 * 1.13 = 2.26 times the time
   alone in the pod, instead of 1.44 to 1.56. Its mean TTFT is 1,602 ms, that of Topo-Only is 1,505 ms.
 - With one NIC an instance the slope is 0.15 at 100 % and 0.27 at 250 %. At 250 % a transfer in the pod takes 2.9 to 3.4
-  times alone with 3 to 5 others, between pods 2 * 1.5. Only there a count of some kind can pay (2,117 ms against 2,194).
+  times alone with 3 to 5 others, between pods 2 * 1.5. Only there can a count pay (Full 2,117 ms, Topo-Only 2,194).
 
 The forms (`NetKV.contention`, `policies.network.contention`) predict the slowdown of a tier as level + slope * count,
 fitted by ridge regression on the transfers of the last 60 s, whose prior is Topo-Only (level 1, slopes 0). They differ

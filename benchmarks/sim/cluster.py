@@ -38,6 +38,7 @@ from policies.flow.base import Stage
 from policies.flow.stages import home_of
 from policies.journal.lines import JournalWriter
 from policies.network.contention import ContentionEstimator
+from policies.network.oracle import Oracle
 from policies.request.stage import Outcome
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
@@ -102,6 +103,7 @@ class Cluster:
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)
         self._contention = ContentionEstimator() if config.learn_contention else None
+        self._told: Oracle | None = None
         self.workers: dict[str, Worker] = {}
         reuse = config.flows is not None and config.flows.reuse
         sizes = [
@@ -405,6 +407,7 @@ class Cluster:
         oracle = self._links.oracle(now_s)
         if self._contention is not None:
             oracle = dataclasses.replace(oracle, contention=self._contention.curves(now_s))
+        self._told = oracle
         self.feed(ev.OracleRefreshed(now_s, oracle))
 
     def _tick(self) -> None:
@@ -459,7 +462,7 @@ class Cluster:
 
     def _observed(self, request: SimRequest, n_bytes: int, on_done: Callable[[], None]) -> Callable[[], None]:
         """Has contention learn from a transfer that begins now; returns what to call at its end."""
-        learner, oracle, tier = self._contention, self.dispatcher.state.oracle, request.record.tier
+        learner, oracle, tier = self._contention, self._told, request.record.tier
         assert learner is not None
         if oracle is None or tier is None or request.prefill is None or request.decode is None:
             return on_done

@@ -203,8 +203,8 @@ def transfer_seconds(
 
 
 def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: Snapshot) -> list[float]:
-    """Returns the learnt slowdown of a transfer from `sender` to each worker by our transfers in flight; 1 where none is
-    learnt, and where the oracle cannot distinguish own flows from others (NetKV III-D).
+    """Returns the learnt slowdown of a transfer from `sender` to each worker by our transfers in flight. It is 1 where
+    none is learnt, and where the oracle cannot distinguish own flows from others (NetKV III-D).
     """
     oracle, source = snapshot.oracle, snapshot.workers.get(sender)
     curves = oracle.contention.get(form) if oracle is not None and oracle.own_flows_excluded else None
