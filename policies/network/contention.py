@@ -14,8 +14,8 @@ FORMS, the counts on which the slowdown may depend; all are taken when a transfe
     fleet   transfers of all senders on its tier
     ends    transfers that leave its sender, and transfers that enter its receiver, on any tier
 
-Not claimed: links that a form's counts do not tell apart; transfers that come later, except by the level; transfers
-that take so long that they tell of their slowdown too late. ASSUMPTION: a decided transfer begins at once.
+Not claimed: links that a form's counts do not tell apart; transfers that come later, except by the level; a jam that
+is new, because a transfer tells of its slowdown only when it has ended. ASSUMPTION: a decided transfer begins at once.
 """
 
 from collections import Counter, deque
@@ -158,7 +158,8 @@ def fit(counts: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> Curve:
     size = len(rows[0])
     gram = [[sum(row[j] * row[k] for row in rows) for k in range(size)] for j in range(size)]
     right = [sum(row[j] * y for row, y in zip(rows, slowdowns, strict=True)) for j in range(size)]
-    prior = [1.0] + [0.0] * (size - 1)  # which is also the least value of each coefficient
+    # The prior of each coefficient is also its least value.
+    prior = [1.0] + [0.0] * (size - 1)
     found = list(prior)
     for _ in range(SWEEPS):
         for j in range(size):

@@ -38,7 +38,8 @@ too prefers a near worker that is full for one step to a far free one.
 B_eff, and the default. The others are ours (`policies.network.contention`): T_xfer is the time without other transfers
 of ours, times the slowdown that was learnt for the tier (`Oracle.contention`) by the transfers of the sender there
 ("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends"). Where nothing is learnt yet, it
-is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them.
+is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them. So far only the simulator
+learns contention: under a live router these forms count no own transfers.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
