@@ -121,3 +121,24 @@ def test_no_window_of_the_trace_both_chooses_and_reports() -> None:
         for part in (netkv_contention.CHOOSE, netkv_contention.REPORT)
     }
     assert windows == {"choose": set(range(0, 20, 2)), "report": set(range(1, 20, 2))}
+
+
+@pytest.mark.parametrize("scheduler", ["NetKV-Learnt-Own", "NetKV-Learnt-Fleet", "NetKV-Learnt-Ends"])
+def test_where_senders_and_receivers_share_links_some_transfers_leave_the_pod(scheduler: str) -> None:
+    """With one NIC an instance and 2.5 times the load. Before anything is learnt, all go to the pod, as with
+    Topo-Only.
+    """
+    config = netkv.config("rag", scheduler, load=2.5, fixed_nic=True, windows=20)
+    first, again = netkv.run_one(config, 900), netkv.run_one(config, 900)
+    assert first == again
+    in_pod = first["tier_share/2"]
+    assert in_pod is not None and 0.4 < in_pod < 0.95
+
+
+def test_contention_is_learnt_only_by_those_who_use_it() -> None:
+    learns = {s: netkv.sim_config(netkv.config("rag", s), 0).learn_contention for s in netkv.SCHEDULERS}
+    assert {scheduler for scheduler, asked in learns.items() if asked} == {
+        "NetKV-Learnt-Own",
+        "NetKV-Learnt-Fleet",
+        "NetKV-Learnt-Ends",
+    }
