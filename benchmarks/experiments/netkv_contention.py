@@ -1,16 +1,11 @@
 """NetKV's self-contention: why its count of own transfers loses to no count, and three forms that are learnt instead.
 
-The cause, measured with the two forms of the paper on six seeds of 900 to 905 (RAG, ten windows; slowdown = the time of
-a transfer over its time alone at B of its tier):
-
-- With 8 NICs a server a transfer within the pod takes 1.31 times alone if its sender has no other transfer there, and
-  1.44, 1.49, 1.56 times with 1, 2, 3 others at 100 % load. B_eff = B / (1 + n) says 1, 2, 3, 4 times. So one more own
-  transfer costs 0.08 of the time alone (0.06 at 250 %, 0.08 with long context) and not 1.
-- What slows transfers is the level 1.31, which all senders of the rack make together and which does not depend on n.
-- Full therefore sends one transfer in four between pods (135 of 528), where B is half: 2 * 1.13 = 2.26 times the time
-  alone in the pod, instead of 1.44 to 1.56. Its mean TTFT is 1,602 ms, that of Topo-Only is 1,505 ms.
-- With one NIC an instance the slope is 0.15 at 100 % and 0.27 at 250 %. At 250 % a transfer in the pod takes 2.9 to 3.4
-  times alone with 3 to 5 others, between pods 2 * 1.5. Only there can a count pay (Full 2,117 ms, Topo-Only 2,194).
+The cause: B_eff = B / (1 + n) says that one more own transfer costs as much again as the time alone. Where each
+transfer draws one of many NICs and uplinks it costs a small part of that. What does slow transfers is a level that all
+senders of the rack make together, which hardly depends on n, and which is there between pods as well. So Full sends
+transfers between pods, where B is half, to avoid others that they would hardly have met. With one NIC an instance the
+cost of one more grows with the load, and from some n on a transfer between pods is as fast; only there can a count pay.
+docs/results.md has the time of a transfer over its time alone by n, for both forms of the paper.
 
 The forms (`NetKV.contention`, `policies.network.contention`) predict the slowdown of a tier as level + slope * count,
 fitted by ridge regression on the transfers of the last 60 s, whose prior is Topo-Only (level 1, slopes 0). They differ
@@ -43,6 +38,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.experiments import netkv_common as common
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 from benchmarks.experiments.netkv_common import named, reduction, share
+from benchmarks.sim.cluster import simulate
+from benchmarks.sim.metrics import summarise
+from benchmarks.sim.network.clusters import netkv_cluster
+from benchmarks.sim.records import RequestRecord
 from policies.network.contention import FORMS
 
 if TYPE_CHECKING:
@@ -76,6 +75,9 @@ CELLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 QUICK = ("rag 100%", "rag 250% one NIC")
 TTFT = "ttft_mean_s"
 MOST = 1.0  # per cent
+MOST_N = 4
+# A mean of fewer transfers is not shown.
+LEAST_MOVED = 20
 
 
 def variants(quick: bool) -> list[Variant]:
@@ -94,7 +96,33 @@ def _name(part: str, cell: str, scheduler: str) -> str:
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    return common.run_one(config, seed_of(config["part"], seed))
+    """Simulates one window; returns its metrics, and the sums and numbers of slowdowns (`slowdowns`)."""
+    drawn = seed_of(config["part"], seed)
+    result = simulate(common.sim_config(config, drawn), common.requests(config, drawn))
+    topology = netkv_cluster(64, config.get("oversubscription", 4.0), config.get("nics", 8))
+    return {**summarise(result), **slowdowns(result.requests, topology.tier_bytes_per_s)}
+
+
+def slowdowns(records: Sequence[RequestRecord], bytes_per_s: Mapping[int, float]) -> dict[str, float]:
+    """Returns the sum over transfers of their time over the time alone at B, and their number, by tier and by n.
+
+    n is the number of other transfers of the sender on the tier at the beginning, as far as they are measured; `MOST_N`
+    stands for all from there on.
+    """
+    by_link: dict[tuple[str | None, int], list[tuple[float, float, int]]] = {}
+    for r in records:
+        if r.tier is not None and r.transfer_bytes and r.transfer_started_s is not None and r.transfer_done_s:
+            link = by_link.setdefault((r.prefill_worker, r.tier), [])
+            link.append((r.transfer_started_s, r.transfer_done_s, r.transfer_bytes))
+    found: dict[str, float] = {}
+    for (_, tier), transfers in by_link.items():
+        transfers.sort()
+        for i, (start_s, done_s, n_bytes) in enumerate(transfers):
+            n = min(MOST_N, sum(end_s > start_s for _, end_s, _ in transfers[:i]))
+            for key, value in (("slow", (done_s - start_s) * bytes_per_s[tier] / n_bytes), ("moved", 1.0)):
+                name = f"{key}/{tier}/{n}"
+                found[name] = found.get(name, 0.0) + value
+    return found
 
 
 def seed_of(part: str, seed: int) -> int:
@@ -138,6 +166,9 @@ def compare(results: Results) -> list[Row]:
     for cell in _cells(results):
         rows += _aims(results, cell, form)
     for cell in _cells(results):
+        for scheduler in (TOPO, FULL):
+            rows += _cause(results, cell, scheduler)
+    for cell in _cells(results):
         for scheduler in SCHEDULERS[1:]:
             rows.append(_against(results, cell, scheduler, TOPO))
         for scheduler in SCHEDULERS:
@@ -162,6 +193,24 @@ def _aims(results: Results, cell: str, form: str) -> Sequence[Row]:
             )
         )
     return made
+
+
+def _cause(results: Results, cell: str, scheduler: str) -> list[Row]:
+    """Returns rows with the time of a transfer over its time alone, by the sender's others on the tier."""
+    name, rows = _name(REPORT, cell, scheduler), []
+    for tier, where in ((2, "in the pod"), (3, "between pods")):
+        for n in range(MOST_N + 1):
+            slow, moved = (sum(results.values(name, f"{key}/{tier}/{n}", 0.0)) for key in ("slow", "moved"))
+            if moved >= LEAST_MOVED:
+                what = (
+                    f"{cell}, {scheduler}: time over that alone {where}, n = {n}{' or more' * (n == MOST_N)}"
+                )
+                rows.append(
+                    Row(
+                        what, None, slow / moved, note=f"{moved:.0f} transfers; the paper's form says {1 + n}"
+                    )
+                )
+    return rows
 
 
 def _against(results: Results, cell: str, scheduler: str, rival: str) -> Row:

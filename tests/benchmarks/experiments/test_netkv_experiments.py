@@ -7,6 +7,7 @@ from benchmarks.experiments import netkv_common as netkv
 from benchmarks.experiments import netkv_contention, registry
 from benchmarks.experiments.base import Experiment, Results
 from benchmarks.experiments.netkv_tuning import best
+from benchmarks.sim.records import RequestRecord
 
 NAMES = [name for name in registry.EXPERIMENTS if name.startswith("netkv_")]
 TTFT_S = {
@@ -142,3 +143,28 @@ def test_contention_is_learnt_only_by_those_who_use_it() -> None:
         "NetKV-Learnt-Fleet",
         "NetKV-Learnt-Ends",
     }
+
+
+def test_slowdowns_are_counted_by_what_the_sender_has_in_flight() -> None:
+    """Transfers of 100 B at 100 B/s, so each takes 1 s alone. p sends b while a is on its way, and c after both; q has
+    its own.
+    """
+    sent = [("a", "p", 0.0, 1.5), ("b", "p", 1.0, 3.0), ("c", "p", 4.0, 5.0), ("d", "q", 1.0, 2.0)]
+    records = [
+        RequestRecord(
+            name,
+            "rag",
+            1,
+            1,
+            0.0,
+            prefill_worker=sender,
+            transfer_started_s=start_s,
+            transfer_done_s=done_s,
+            tier=2,
+            transfer_bytes=100,
+        )
+        for name, sender, start_s, done_s in sent
+    ]
+    found = netkv_contention.slowdowns(records, {2: 100.0})
+    # a 1.5, c 1 and d 1 had no other, b 2 had one
+    assert found == {"slow/2/0": 3.5, "moved/2/0": 3.0, "slow/2/1": 2.0, "moved/2/1": 1.0}
