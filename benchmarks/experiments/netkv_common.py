@@ -68,6 +68,7 @@ from benchmarks.workloads.catalog import WorkloadSpec, build, or_excerpt
 from benchmarks.workloads.prefixes import Sharing, share_prefixes
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.network.contention import FORMS
 from policies.state.views import Role
 
 # The stand-in for the paper's trace; its shipped excerpt where the file is not at hand (`or_excerpt`).
@@ -129,6 +130,14 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "NetKV-Full": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
     # Ours: the oracle also tells the tiers' uplinks.
     "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
+    # Ours: the slowdown by own transfers is learnt (`netkv_contention`).
+    **{
+        f"NetKV-Learnt-{form.capitalize()}": (
+            "netkv",
+            {"variant": "full", "contention": form, **_STEP, **_QUEUE},
+        )
+        for form in FORMS
+    },
 }
 LADDER = ("CLA*", "NetKV-Topo-Only", "NetKV-Static", "NetKV-Full")
 # workload -> CLA*'s (cache_weight, load_weight); see `netkv_tuning`
@@ -300,6 +309,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
             if config["scheduler"] == "NetKV-Uplinks"
             else None,
         ),
+        learn_contention="contention" in params,
         seed=seed,
         warmup_s=WARMUP_S / load,
         measure_s=None

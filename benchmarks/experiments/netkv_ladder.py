@@ -4,7 +4,8 @@ docs/results.md has our figures beside the paper's. The paper's for Static and F
 and -5.4 (chatbot), and -13.6 and -13.5 by Table IV's times for long context, of which it prints -12.1 as the mean's
 change. Full equals Static: without background there is no congestion to tell.
 
-Topo-Only gains more than Static here, in the paper less (-5 to -11 %). B_eff = B / (1 + n) says that a second own
+Topo-Only gains more than Static here, in the paper less (-5 to -11 %). `netkv_contention` has the cause in figures, and
+forms of the count that are learnt. B_eff = B / (1 + n) says that a second own
 transfer halves the first one's share of its tier. Where each flow draws one of 8 NICs and 16 uplinks two rarely meet,
 bursts or not, and a transfer sent to the slower tier instead takes twice as long for certain. With one fixed NIC an
 instance (the rows "one NIC") they do meet. The paper does not print its links. What they would have to do: with all of
@@ -104,11 +105,12 @@ def _uplinks(results: Results) -> list[Row]:
         rows.append(reduction(results, f"{at}, {OURS} vs CLA*", f"{at} CLA*", name, None))
         rivals = {s: results.mean(f"{at} {s}", "ttft_mean_s") for s in ("NetKV-Topo-Only", "NetKV-Full")}
         for base in rivals:
-            row = reduction(results, f"{at}, {OURS} vs {base}", f"{at} {base}", name, None)
-            if rivals[base] == min(rivals.values()):
-                met = row.ours is not None and row.ours <= 1.0
-                row = replace(row, aim="within 1 % of the better of the two, or better", met=met)
-            rows.append(row)
+            rows.append(reduction(results, f"{at}, {OURS} vs {base}", f"{at} {base}", name, None))
+        better = min(rivals, key=lambda base: rivals[base])
+        what = f"{at}, {OURS} vs the better of Topo-Only and Full"
+        row = reduction(results, what, f"{at} {better}", name, None, better)
+        met = row.ours is not None and row.ours <= 1.0
+        rows.append(replace(row, aim="within 1 %, or better", met=met))
     return rows
 
 

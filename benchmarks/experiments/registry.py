@@ -44,6 +44,7 @@ EXPERIMENTS: dict[str, str] = {
     "netkv_staleness": "benchmarks.experiments.netkv_staleness",
     "netkv_prefix": "benchmarks.experiments.netkv_prefix",
     "netkv_ladder": "benchmarks.experiments.netkv_ladder",
+    "netkv_contention": "benchmarks.experiments.netkv_contention",
     "netkv_scale": "benchmarks.experiments.netkv_scale",
     "netkv_whole": "benchmarks.experiments.netkv_whole",
     "netkv_windows": "benchmarks.experiments.netkv_windows",

@@ -10,6 +10,7 @@ As in the live system, some events come once a period and not at each change: en
 cache are reported in batches, when its engine begins or ends steps. A progress report arrives without delay.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -36,6 +37,8 @@ from policies.fairness.registry import fairness_policy
 from policies.flow.base import Stage
 from policies.flow.stages import home_of
 from policies.journal.lines import JournalWriter
+from policies.network.contention import ContentionEstimator
+from policies.network.oracle import Oracle
 from policies.request.stage import Outcome
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
@@ -99,6 +102,8 @@ class Cluster:
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)
+        self._contention = ContentionEstimator() if config.learn_contention else None
+        self._told: Oracle | None = None
         self.workers: dict[str, Worker] = {}
         reuse = config.flows is not None and config.flows.reuse
         sizes = [
@@ -372,6 +377,8 @@ class Cluster:
             self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)
         if self._fleet is not None:
             self._fleet.attempt_ended(request, outcome)
+        if self._contention is not None:
+            self._contention.dropped(request.attempt_id)
 
     def ended(self, request: SimRequest) -> None:
         """Counts a request that has ended, and ends the run where it was the last."""
@@ -397,7 +404,11 @@ class Cluster:
     def _refresh_oracle(self) -> None:
         assert self._links.oracle is not None
         now_s = self.kernel.now_s
-        self.feed(ev.OracleRefreshed(now_s, self._links.oracle(now_s)))
+        oracle = self._links.oracle(now_s)
+        if self._contention is not None:
+            oracle = dataclasses.replace(oracle, contention=self._contention.curves(now_s))
+        self._told = oracle
+        self.feed(ev.OracleRefreshed(now_s, oracle))
 
     def _tick(self) -> None:
         self.feed(ev.Tick(self.kernel.now_s))
@@ -429,6 +440,8 @@ class Cluster:
         request.record.transfer_bytes = n_bytes
         if self._links.network is not None:
             request.record.tier = links.tier(source.node, target.node)
+        if self._contention is not None:
+            on_done = self._observed(request, n_bytes, on_done)
         released, groups = request.layers
         pull: Transfer
         if self._flows is None:
@@ -446,6 +459,29 @@ class Cluster:
             pull = ScheduledPull(driver, home, to, n_bytes, key, groups, self._terms_of(request), ended)
         pull.release(released)
         return pull
+
+    def _observed(self, request: SimRequest, n_bytes: int, on_done: Callable[[], None]) -> Callable[[], None]:
+        """Has contention learn from a transfer that begins now; returns what to call at its end."""
+        learner, oracle, tier = self._contention, self._told, request.record.tier
+        assert learner is not None
+        if oracle is None or tier is None or request.prefill is None or request.decode is None:
+            return on_done
+        started_s, key = self.kernel.now_s, request.attempt_id
+        path = oracle.tier_path(tier, started_s)
+        learner.begun(
+            key,
+            request.prefill.name,
+            request.decode.name,
+            tier,
+            path.residual_bytes_per_s,
+            path.latency_s,
+        )
+
+        def ended() -> None:
+            learner.ended(key, n_bytes, self.kernel.now_s - started_s, self.kernel.now_s)
+            on_done()
+
+        return ended
 
     def _start_fetch(self, loan: Loan, reader: Worker, n_bytes: int, on_done: Callable[[], None]) -> Transfer:
         """Starts to move a lent prefix, whole. As a scheduled flow it has the relative layer index that vLLM's has: the

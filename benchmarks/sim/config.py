@@ -321,6 +321,9 @@ class SimConfig:
     `prefill` and `decode` are pairs (policy name, parameters) as in `policies.routing.registry`, `admission` is one as
     in `policies.admission.registry`, and `fairness` one as in `policies.fairness.registry`.
 
+    With `learn_contention` the oracle also tells how much our transfers slow each other down, as it was learnt from
+    those that have ended (`policies.network.contention`).
+
     With `flows`, a policy schedules the flows on the `network`; without it they share their links fairly.
 
     Requests that arrive in the window [warmup_s, warmup_s + measure_s) are measured; with `measure_s` None it lasts to
@@ -338,6 +341,7 @@ class SimConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     control: ControlPlane = field(default_factory=ControlPlane)
     network: NetworkSetup | None = None
+    learn_contention: bool = False
     forecasts: Forecasting | None = None
     # Without it every engine keeps the role of its spec.
     roles: RoleSwitching | None = None
@@ -384,6 +388,10 @@ class SimConfig:
                 (
                     self.flows is None or self.network is not None,
                     "flows are scheduled on a network: set `network` to a Fabric",
+                ),
+                (
+                    not self.learn_contention or (self.network is not None and self.flows is None),
+                    "contention is learnt from transfers on a network without a flow policy: set `network` to a Fabric",
                 ),
                 (self.warmup_s >= 0, f"warmup_s is {self.warmup_s}: must be >= 0"),
                 (self.measure_s is None or self.measure_s > 0, f"measure_s is {self.measure_s}: must be > 0"),

@@ -8,6 +8,7 @@
                     transfers (which do not tell B and c apart)
     (ours)          U_tau: how many flows of B_tau fit at once into the links that a sender's flows leave by (ECMP
                     spreads them), 1 where it is not given               -> Oracle.uplinks
+    (ours)          how much our transfers slow each other down, learnt  -> Oracle.contention
 
 Where data are stale or missing, `Oracle.path` takes the next best: pair estimate -> tier with congestion -> static tier
 -> None, with which the policies leave the network term out. A pair whose nodes have no place counts as the farthest
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from policies.network.contention import Contention
 from policies.record import record
 
 TIERS = (0, 1, 2, 3)
@@ -115,6 +117,7 @@ class Oracle:
     stale_after_s: float = 60.0
     own_flows_excluded: bool = True
     uplinks: Mapping[int, int] = field(default_factory=dict)
+    contention: Contention = field(default_factory=dict)
     _sources: dict[tuple[str, str], "_Source"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -34,6 +34,13 @@ with each further one, as its queue has no bound of its own; that of "slot" does
 (docs/results.md: "NetKV, the paper's, 1 beyond the slots"). Where a batch frees a slot with the next step, the default
 too prefers a near worker that is full for one step to a far free one.
 
+`contention` says what own transfers in flight cost, in the rungs "static" and "full". "counted" is the paper's 1 + n in
+B_eff, and the default. The others are ours (`policies.network.contention`): T_xfer is the time without other transfers
+of ours, times the slowdown that was learnt for the tier (`Oracle.contention`) by the transfers of the sender there
+("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends"). Where nothing is learnt yet, it
+is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them. So far only the simulator
+learns contention: under a live router these forms count no own transfers.
+
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
 oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
@@ -50,6 +57,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from policies.network.contention import FORMS, InFlight
 from policies.routing.base import Decision, Needs, Overcommit, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
 from policies.routing.params import Number, OneOf, Whole, check
@@ -57,6 +65,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
 QUEUES = ("iterations", "slot")
+COUNTED = "counted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,10 @@ class NetKV:
     """Queue term: a step for each blocked predecessor ("iterations"), or the steps until a full batch frees a slot by
     the usual output of a sequence ("slot").
     """
+    contention: Annotated[str, OneOf((COUNTED, *FORMS))] = COUNTED
+    """Cost of own transfers in flight: the paper's 1 + n ("counted"), or a slowdown learnt by the transfers of the
+    sender on the tier ("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends").
+    """
     name: str = "netkv"
 
     def __post_init__(self) -> None:
@@ -112,6 +125,9 @@ class NetKV:
         network = self._network(entry, workers, snapshot)
         output_tokens = (snapshot.usual_output_tokens or 0.0) if self.queue == "slot" else 0.0
         transfers_s = transfer_seconds(entry, workers, hits, network)
+        if self._learns and network.known:
+            slowed = slowdowns(self.contention, entry.prefill_worker, workers, snapshot)
+            transfers_s = [seconds * factor for seconds, factor in zip(transfers_s, slowed, strict=True)]
         costs = self._costs(workers, transfers_s, output_tokens)
         return best_of(
             self.name,
@@ -128,9 +144,13 @@ class NetKV:
         return Ranked(worker.id, cost, {"load": load, "hit_ratio": hit_ratio})
 
     def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> NetworkTerm:
-        most = None if self.variant == "topo_only" else self.max_inflight
+        most = None if self.variant == "topo_only" or self._learns else self.max_inflight
         lowest = entry.request.terms.priority if self.strict_priorities else None
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
+
+    @property
+    def _learns(self) -> bool:
+        return self.contention != COUNTED and self.variant in ("static", "full")
 
     def _costs(
         self, workers: Sequence[Worker], transfers_s: Sequence[float], output_tokens: float
@@ -181,6 +201,32 @@ def transfer_seconds(
     for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
         seconds[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
     return seconds
+
+
+def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: Snapshot) -> list[float]:
+    """Returns the learnt slowdown of a transfer from `sender` to each worker by our transfers in flight. It is 1 where
+    none is learnt, and where the oracle cannot distinguish own flows from others (NetKV III-D).
+    """
+    oracle, source = snapshot.oracle, snapshot.workers.get(sender)
+    curves = oracle.contention.get(form) if oracle is not None and oracle.own_flows_excluded else None
+    if oracle is None or source is None or not curves:
+        return [1.0] * len(workers)
+    flying = InFlight()
+    for one in snapshot.workers.values():
+        for to, _, flows in one.transfers:
+            receiver = snapshot.workers.get(to)
+            tier = None if receiver is None else oracle.tier(one.id, one.node, to, receiver.node)
+            if tier is not None:
+                flying.add(one.id, to, tier, flows)
+    found: list[float] = []
+    for worker in workers:
+        tier = oracle.tier(sender, source.node, worker.id, worker.node)
+        curve = None if tier is None else curves.get(tier)
+        if tier is None or curve is None:
+            found.append(1.0)
+        else:
+            found.append(curve.slowdown(flying.counts(form, sender, worker.id, tier)))
+    return found
 
 
 def sequences_on(worker: Worker) -> int:

@@ -58,3 +58,8 @@ def test_the_oracle_is_refreshed_at_its_period(period_s: float | None, refreshes
     events = [json.loads(line) for line in "".join(lines).splitlines()]
     told = [e["now_s"] for e in events if e.get("event") == "OracleRefreshed"]
     assert len([at for at in told if at < 2.2]) == refreshes
+
+
+def test_contention_is_learnt_only_on_a_network() -> None:
+    with pytest.raises(ValueError, match="contention is learnt from transfers on a network"):
+        config(2, 1, network=None, learn_contention=True)

@@ -26,6 +26,7 @@ from policies.journal.lines import (
     parse_event,
     parse_header,
 )
+from policies.network.contention import FORMS, Curve
 from policies.network.oracle import NodePlace, Oracle, PairEstimate, TransferIntent
 from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.deepflow.heatmap import Heatmap
@@ -112,6 +113,11 @@ st.register_type_strategy(
         st.dictionaries(PAIR, st.builds(PairEstimate, RATE, FINITE)),
         st.floats(0.1, 1e6),
         st.booleans(),
+        st.dictionaries(TIER, st.integers(1, 64)),
+        st.dictionaries(
+            st.sampled_from(FORMS),
+            st.dictionaries(TIER, st.builds(Curve, FINITE, st.lists(FINITE, max_size=2).map(tuple))),
+        ),
     ),
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from policies.network.contention import FORMS, Curve
 from policies.network.oracle import Oracle, PairEstimate
 from policies.routing.base import Decision, assign
 from policies.routing.netkv.netkv import NetKV
@@ -269,3 +270,51 @@ def test_parameters_out_of_range_are_refused_with_what_is_allowed(
 ) -> None:
     with pytest.raises(BadParameter, match=message):
         NetKV(**params)
+
+
+LEARNT = dataclasses.replace(
+    ORACLE,
+    contention={
+        "own": {2: Curve(1.2, (0.1,))},
+        "fleet": {2: Curve(1.2, (0.1,)), 3: Curve(1.5, (0.25,))},
+        "ends": {2: Curve(1.2, (0.1, 0.3))},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "d1_slower", "d2_slower"),
+    [
+        # the sender has one transfer to d3 and three to d1, on tier 2; another sender two to d2 on tier 3
+        ("own", 1.2 + 0.1 * 4, 1.0),
+        ("fleet", 1.2 + 0.1 * 4, 1.5 + 0.25 * 2),
+        # four leave the sender, three enter d1
+        ("ends", 1.2 + 0.1 * 4 + 0.3 * 3, 1.0),
+    ],
+)
+def test_learnt_contention_takes_the_place_of_the_count(
+    form: str, d1_slower: float, d2_slower: float
+) -> None:
+    """Alone, by the congestion of 0.2: 5 GB / (6.25 * 0.8) = 1 s to d1, 1 GB / (3.125 * 0.8) = 0.4 s to d2."""
+    sender = dataclasses.replace(SENDER, transfers=(Transfers("d3", 0, 1), Transfers("d1", 0, 3)))
+    other = worker("q", Role.PREFILL, transfers=(Transfers("d2", 0, 2),))
+    workers = [worker("d1"), worker("d2")]
+    oracle = dataclasses.replace(LEARNT, tier_map={**LEARNT.tier_map, ("q", "d2"): 3})
+    view = snapshot([sender, other, worker("d3"), *workers], [ENTRY], oracle, HITS, 1.0)
+    decision = NetKV(contention=form).choose_decode(ENTRY, workers, view, random.Random(0))
+    assert decision is not None
+    assert term(decision, "d1", "transfer_s") == pytest.approx(1.0 * d1_slower)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4 * d2_slower)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_before_anything_is_learnt_own_transfers_cost_nothing(form: str) -> None:
+    bare = dataclasses.replace(ORACLE, congestion={})
+    learnt, topo = (decide(bare, **params) for params in ({"contention": form}, {"variant": "topo_only"}))
+    assert term(learnt, "d1", "transfer_s") == pytest.approx(term(topo, "d1", "transfer_s"))
+    # nor where the oracle's congestion has them in it, or the rung has no own transfers
+    blind = dataclasses.replace(LEARNT, own_flows_excluded=False)
+    assert term(decide(blind, contention=form), "d1", "transfer_s") == pytest.approx(1.0)
+    topo_only = decide(LEARNT, contention=form, variant="topo_only")
+    assert term(topo_only, "d1", "transfer_s") == pytest.approx(5 / 6.25)
+    assert term(decide(None, contention=form), "d1", "transfer_s") == 0.0

@@ -1,0 +1,168 @@
+"""The contention of our own transfers, learnt from how long they took: the slowdown of a transfer by the number of
+others in flight.
+
+    slowdown y = (seconds - L[tau]) * B[tau] (1 - c[tau]) / bytes       1 for a transfer that is alone on its path
+    y ~ level[tau] + slopes[tau] . counts                               `Curve`; counts are those of `InFlight.counts`
+    minimise  sum (y - level - slopes . counts)^2 + PRIOR ((level - 1)^2 + slopes^2),  level >= 1, slopes >= 0
+
+The sum is over the transfers of the tier that ended in the last `FORGET_S`. Without any, the level is 1 and the slopes
+are 0: a transfer is alone, as NetKV's Topo-Only has it. NetKV's own form (III-C, equation 4) is level 1 and slope 1 on
+the sender's transfers of the tier, which is the truth only where they all leave by one link that carries one of them.
+
+FORMS, the counts on which the slowdown may depend; all are taken when a transfer is decided, without itself:
+    own     transfers of its sender on its tier (NetKV's n; 1 / slope are the uplinks, learnt)
+    fleet   transfers of all senders on its tier
+    ends    transfers that leave its sender, and transfers that enter its receiver, on any tier
+
+Not claimed: links that a form's counts do not tell apart; transfers that come later, except by the level; a jam that
+is new, because a transfer tells of its slowdown only when it has ended. ASSUMPTION: a decided transfer begins at once.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from policies.record import record
+
+FORMS = ("own", "fleet", "ends")
+PRIOR = 8.0  # ASSUMPTION
+"""Number of transfers that the prior counts as."""
+FORGET_S = 60.0
+"""Age in seconds at which a transfer no longer counts, as in `EstimatorConfig`. A tier that is avoided is then tried
+again.
+"""
+WINDOW = 256
+"""Most transfers that count for a tier; a bound on the work of a refresh."""
+SWEEPS = 50
+"""Rounds of coordinate descent; three coefficients settle within some twenty."""
+
+
+@record
+class Curve:
+    """The slowdown of a tier's transfers: `level` with nothing else in flight, and what each count adds to it."""
+
+    level: float
+    slopes: tuple[float, ...]
+
+    def slowdown(self, counts: Sequence[float]) -> float:
+        """Returns the expected time of a transfer over its time alone, with `counts` others in flight."""
+        return self.level + sum(slope * count for slope, count in zip(self.slopes, counts, strict=True))
+
+
+Contention = Mapping[str, Mapping[int, Curve]]
+"""The curves by form and tier; a tier of which nothing is known is missing."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Our transfers in flight, counted by what they may meet on."""
+
+    by_sender_tier: Counter[tuple[str, int]] = field(default_factory=Counter)
+    by_tier: Counter[int] = field(default_factory=Counter)
+    by_sender: Counter[str] = field(default_factory=Counter)
+    by_receiver: Counter[str] = field(default_factory=Counter)
+
+    def add(self, sender: str, receiver: str, tier: int, flows: int) -> None:
+        """Counts `flows` more transfers; fewer where `flows` is below 0."""
+        self.by_sender_tier[sender, tier] += flows
+        self.by_tier[tier] += flows
+        self.by_sender[sender] += flows
+        self.by_receiver[receiver] += flows
+
+    def counts(self, form: str, sender: str, receiver: str, tier: int) -> tuple[int, ...]:
+        """Returns the counts on which the slowdown of one more transfer depends by `form`."""
+        if form == "own":
+            return (self.by_sender_tier[sender, tier],)
+        if form == "fleet":
+            return (self.by_tier[tier],)
+        if form == "ends":
+            return self.by_sender[sender], self.by_receiver[receiver]
+        raise ValueError(f"contention has no form {form!r}; there are {', '.join(FORMS)}")
+
+
+@record
+class _Begun:
+    """A transfer in flight, with the counts of each form when it began."""
+
+    sender: str
+    receiver: str
+    tier: int
+    bytes_per_s: float
+    latency_s: float
+    counts: tuple[tuple[int, ...], ...]
+
+
+@record
+class _Sample:
+    """A transfer that has ended: its slowdown, and the counts of each form when it began."""
+
+    at_s: float
+    slowdown: float
+    counts: tuple[tuple[int, ...], ...]
+
+
+class ContentionEstimator:
+    """Learns the curves of all forms. Its caller reports each transfer by `begun`, and its end by `ended` or
+    `dropped`.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Begun] = {}
+        self._in_flight = InFlight()
+        self._samples: dict[int, deque[_Sample]] = {}
+
+    def begun(
+        self, attempt_id: str, sender: str, receiver: str, tier: int, bytes_per_s: float, latency_s: float
+    ) -> None:
+        """Notes a transfer between two workers, whose tier has `bytes_per_s` left by others than us."""
+        self.dropped(attempt_id)
+        counts = tuple(self._in_flight.counts(form, sender, receiver, tier) for form in FORMS)
+        self._open[attempt_id] = _Begun(sender, receiver, tier, bytes_per_s, latency_s, counts)
+        self._in_flight.add(sender, receiver, tier, 1)
+
+    def dropped(self, attempt_id: str) -> None:
+        """Forgets a transfer that did not arrive. Unknown ids are no error."""
+        one = self._open.pop(attempt_id, None)
+        if one is not None:
+            self._in_flight.add(one.sender, one.receiver, one.tier, -1)
+
+    def ended(self, attempt_id: str, n_bytes: int, seconds: float, now_s: float) -> None:
+        """Notes that a transfer has arrived after `seconds`. One that moved nothing teaches nothing."""
+        one = self._open.get(attempt_id)
+        self.dropped(attempt_id)
+        if one is None or n_bytes <= 0:
+            return
+        slowdown = max(1.0, (seconds - one.latency_s) * one.bytes_per_s / n_bytes)
+        samples = self._samples.setdefault(one.tier, deque(maxlen=WINDOW))
+        samples.append(_Sample(now_s, slowdown, one.counts))
+
+    def curves(self, now_s: float) -> Contention:
+        """Returns the curves by the transfers that ended in the last `FORGET_S` before `now_s`."""
+        for tier, samples in list(self._samples.items()):
+            while samples and now_s - samples[0].at_s > FORGET_S:
+                samples.popleft()
+            if not samples:
+                del self._samples[tier]
+        return {
+            form: {
+                tier: fit([s.counts[i] for s in samples], [s.slowdown for s in samples])
+                for tier, samples in self._samples.items()
+            }
+            for i, form in enumerate(FORMS)
+        }
+
+
+def fit(counts: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> Curve:
+    """Returns the curve of least squares with the prior (module docstring). There must be one slowdown at least."""
+    rows = [(1.0, *row) for row in counts]
+    size = len(rows[0])
+    gram = [[sum(row[j] * row[k] for row in rows) for k in range(size)] for j in range(size)]
+    right = [sum(row[j] * y for row, y in zip(rows, slowdowns, strict=True)) for j in range(size)]
+    # The prior of each coefficient is also its least value.
+    prior = [1.0] + [0.0] * (size - 1)
+    found = list(prior)
+    for _ in range(SWEEPS):
+        for j in range(size):
+            others = sum(gram[j][k] * found[k] for k in range(size) if k != j)
+            found[j] = max(prior[j], (right[j] - others + PRIOR * prior[j]) / (gram[j][j] + PRIOR))
+    return Curve(found[0], tuple(found[1:]))
