@@ -76,6 +76,7 @@ left; `explain` shows the ranking of each decision with the terms of the formula
 | prefix hits | prompts are hashed; engines send their KV events | - |
 | network | ingresses report KV transfers, from which bandwidths are learned | -; `router.network` may say more |
 | lengths | the router predicts each request's output on arrival | `router.predictor.enabled` |
+| contention (of `netkv`, by its parameter) | the router learns how transfers slow each other | `router.network.file` |
 
 BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them, for
 their `horizon`; without one every request is taken to stay.
@@ -130,7 +131,12 @@ port. The flow policy orders all flows that wait; the arbiter (`policies/flow/ar
 in that order, so that a transfer which has time yields to one which has not. Default: `mfs`.
 """
 
-NEEDS = {Needs.HITS: "prefix hits", Needs.NETWORK: "network", Needs.LENGTHS: "lengths"}
+NEEDS = {
+    Needs.HITS: "prefix hits",
+    Needs.NETWORK: "network",
+    Needs.LENGTHS: "lengths",
+    Needs.CONTENTION: "contention",
+}
 SHARED: dict[type[Any], str] = {
     LoadWeights: "the eight weights of the [load score](#the-load-score)",
     PdHeatmap: "those of [`pd_heatmap`](#pd_heatmap)",

@@ -104,6 +104,7 @@ class RouterServer:
         self._kv_feed = KvFeed(dispatcher.state, self._feed)
         self._kv_feed.want(Needs.HITS in dispatcher.needs)
         self._network = network or RouterNetwork(NetworkConfig())
+        self._network.want(dispatcher.needs)
         self.engines = Engines(
             engine_grace_s, self._kv_feed, self._network, self._feed, self._broadcast_fleet
         )
@@ -347,6 +348,7 @@ class RouterServer:
     def _progress(self, channel: Channel, message: wire.Progress) -> None:
         now_s, unknown = clock_s(), dict[str, None]()
         for attempt_id in message.admitted:
+            self._network.admitted(attempt_id)
             if not self._fits(ev.Admitted(now_s, attempt_id)):
                 unknown[attempt_id] = None
         if self._forecasts is not None:
@@ -521,6 +523,7 @@ class RouterServer:
 
     def _policies_changed(self) -> None:
         self._kv_feed.want(Needs.HITS in self.dispatcher.needs)
+        self._network.want(self.dispatcher.needs)
         self._broadcast_fleet()
 
     def _tell_logs(self, message: wire.SetLogs) -> int:

@@ -25,8 +25,8 @@ Aims, for the chosen form in the part "report": in every cell its mean TTFT is a
 at most 1 % above that of the better of Topo-Only and Full. NetKV-Uplinks, whose uplinks an operator tells, stands
 beside without an aim.
 
-Not claimed: a live router, which does not learn contention yet (`actors.router.network.feed`); transfers that other
-routers have in flight; the queue for a decode slot.
+Not claimed: a live router, which learns contention from coarser facts (`actors.router.network.feed`); transfers that
+other routers have in flight; the queue for a decode slot.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ As in the live system, some events come once a period and not at each change: en
 cache are reported in batches, when its engine begins or ends steps. A progress report arrives without delay.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,6 +38,7 @@ from policies.flow.stages import home_of
 from policies.journal.lines import JournalWriter
 from policies.network.contention import ContentionEstimator
 from policies.network.oracle import Oracle
+from policies.network.own_transfers import OwnTransfers
 from policies.request.stage import Outcome
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
@@ -102,7 +102,7 @@ class Cluster:
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)
-        self._contention = ContentionEstimator() if config.learn_contention else None
+        self._own = OwnTransfers(ContentionEstimator()) if config.learn_contention else None
         self._told: Oracle | None = None
         self.workers: dict[str, Worker] = {}
         reuse = config.flows is not None and config.flows.reuse
@@ -377,8 +377,8 @@ class Cluster:
             self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)
         if self._fleet is not None:
             self._fleet.attempt_ended(request, outcome)
-        if self._contention is not None:
-            self._contention.dropped(request.attempt_id)
+        if self._own is not None:
+            self._own.dropped(request.attempt_id)
 
     def ended(self, request: SimRequest) -> None:
         """Counts a request that has ended, and ends the run where it was the last."""
@@ -405,8 +405,8 @@ class Cluster:
         assert self._links.oracle is not None
         now_s = self.kernel.now_s
         oracle = self._links.oracle(now_s)
-        if self._contention is not None:
-            oracle = dataclasses.replace(oracle, contention=self._contention.curves(now_s))
+        if self._own is not None:
+            oracle = self._own.taught(oracle, now_s)
         self._told = oracle
         self.feed(ev.OracleRefreshed(now_s, oracle))
 
@@ -440,8 +440,8 @@ class Cluster:
         request.record.transfer_bytes = n_bytes
         if self._links.network is not None:
             request.record.tier = links.tier(source.node, target.node)
-        if self._contention is not None:
-            on_done = self._observed(request, n_bytes, on_done)
+        if self._own is not None:
+            on_done = self._observed(self._own, request, n_bytes, on_done)
         released, groups = request.layers
         pull: Transfer
         if self._flows is None:
@@ -460,25 +460,18 @@ class Cluster:
         pull.release(released)
         return pull
 
-    def _observed(self, request: SimRequest, n_bytes: int, on_done: Callable[[], None]) -> Callable[[], None]:
+    def _observed(
+        self, own: OwnTransfers, request: SimRequest, n_bytes: int, on_done: Callable[[], None]
+    ) -> Callable[[], None]:
         """Has contention learn from a transfer that begins now; returns what to call at its end."""
-        learner, oracle, tier = self._contention, self._told, request.record.tier
-        assert learner is not None
-        if oracle is None or tier is None or request.prefill is None or request.decode is None:
-            return on_done
+        assert request.prefill is not None
+        assert request.decode is not None
         started_s, key = self.kernel.now_s, request.attempt_id
-        path = oracle.tier_path(tier, started_s)
-        learner.begun(
-            key,
-            request.prefill.name,
-            request.decode.name,
-            tier,
-            path.residual_bytes_per_s,
-            path.latency_s,
-        )
+        ends = request.prefill.name, request.decode.name
+        own.began(key, *ends, request.record.tier, self._told, started_s)
 
         def ended() -> None:
-            learner.ended(key, n_bytes, self.kernel.now_s - started_s, self.kernel.now_s)
+            own.arrived(key, n_bytes, self.kernel.now_s - started_s, self.kernel.now_s)
             on_done()
 
         return ended

@@ -105,6 +105,7 @@ from policies.routing.base import (
     PrefillPolicy,
     assign,
     check_overcommit,
+    needs_of,
 )
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
@@ -382,7 +383,7 @@ class Dispatcher:
     def _settle(self) -> None:
         """Settles what the policies read, what the decode policy is offered, and when entries starve."""
         lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
-        self._needs = self.prefill.needs | self.decode.needs | self.admission.needs | lending
+        self._needs = needs_of(self.prefill) | needs_of(self.decode) | self.admission.needs | lending
         self._needs |= self.fairness.needs
         self._overcommit = self.config.overcommit_for(self.decode)
         self._overcommit_slots = self.config.overcommit_slots_of(self.decode)

@@ -14,13 +14,17 @@ FORMS, the counts on which the slowdown may depend; all are taken when a transfe
     fleet   transfers of all senders on its tier
     ends    transfers that leave its sender, and transfers that enter its receiver, on any tier
 
+B (1 - c) is what others leave of the tier; our own transfers must not have a part in it (`own_transfers`).
+
 Not claimed: links that a form's counts do not tell apart; transfers that come later, except by the level; a jam that
 is new, because a transfer tells of its slowdown only when it has ended. ASSUMPTION: a decided transfer begins at once.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.record import record
 
@@ -35,6 +39,8 @@ WINDOW = 256
 """Most transfers that count for a tier; a bound on the work of a refresh."""
 SWEEPS = 50
 """Rounds of coordinate descent; three coefficients settle within some twenty."""
+MOST_OPEN = 16_384
+"""Most transfers whose end is not known: a bound in case messages are lost, far above any number in flight."""
 
 
 @record
@@ -64,10 +70,10 @@ class InFlight:
 
     def add(self, sender: str, receiver: str, tier: int, flows: int) -> None:
         """Counts `flows` more transfers; fewer where `flows` is below 0."""
-        self.by_sender_tier[sender, tier] += flows
-        self.by_tier[tier] += flows
-        self.by_sender[sender] += flows
-        self.by_receiver[receiver] += flows
+        _count(self.by_sender_tier, (sender, tier), flows)
+        _count(self.by_tier, tier, flows)
+        _count(self.by_sender, sender, flows)
+        _count(self.by_receiver, receiver, flows)
 
     def counts(self, form: str, sender: str, receiver: str, tier: int) -> tuple[int, ...]:
         """Returns the counts on which the slowdown of one more transfer depends by `form`."""
@@ -80,9 +86,16 @@ class InFlight:
         raise ValueError(f"contention has no form {form!r}; there are {', '.join(FORMS)}")
 
 
+def _count(counts: Counter[Any], key: object, flows: int) -> None:
+    """Adds `flows` to a count. A count of 0 is not kept, because workers come and go."""
+    counts[key] += flows
+    if not counts[key]:
+        del counts[key]
+
+
 @record
 class _Begun:
-    """A transfer in flight, with the counts of each form when it began."""
+    """A transfer whose end is not known, with the counts of each form when it began."""
 
     sender: str
     receiver: str
@@ -103,11 +116,15 @@ class _Sample:
 
 class ContentionEstimator:
     """Learns the curves of all forms. Its caller reports each transfer by `begun`, and its end by `ended` or
-    `dropped`.
+    `dropped`; by `stopped` before these where it hears later how long the transfer took.
+
+    A slowdown above `most_slowdown` counts as that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_slowdown: float = math.inf) -> None:
+        self._most_slowdown = most_slowdown
         self._open: dict[str, _Begun] = {}
+        self._stopped: dict[str, _Begun] = {}
         self._in_flight = InFlight()
         self._samples: dict[int, deque[_Sample]] = {}
 
@@ -116,23 +133,36 @@ class ContentionEstimator:
     ) -> None:
         """Notes a transfer between two workers, whose tier has `bytes_per_s` left by others than us."""
         self.dropped(attempt_id)
+        if len(self._open) + len(self._stopped) >= MOST_OPEN:
+            self.dropped(next(iter(self._stopped or self._open)))
         counts = tuple(self._in_flight.counts(form, sender, receiver, tier) for form in FORMS)
         self._open[attempt_id] = _Begun(sender, receiver, tier, bytes_per_s, latency_s, counts)
         self._in_flight.add(sender, receiver, tier, 1)
 
-    def dropped(self, attempt_id: str) -> None:
-        """Forgets a transfer that did not arrive. Unknown ids are no error."""
+    def stopped(self, attempt_id: str) -> None:
+        """Notes that a transfer is no longer in flight, while `ended` may still tell how long it took. Unknown ids are
+        no error.
+        """
         one = self._open.pop(attempt_id, None)
         if one is not None:
             self._in_flight.add(one.sender, one.receiver, one.tier, -1)
+            self._stopped[attempt_id] = one
+
+    def dropped(self, attempt_id: str) -> None:
+        """Forgets a transfer that did not arrive. Unknown ids are no error."""
+        self.stopped(attempt_id)
+        self._stopped.pop(attempt_id, None)
 
     def ended(self, attempt_id: str, n_bytes: int, seconds: float, now_s: float) -> None:
-        """Notes that a transfer has arrived after `seconds`. One that moved nothing teaches nothing."""
-        one = self._open.get(attempt_id)
-        self.dropped(attempt_id)
+        """Notes that a transfer has arrived after `seconds`. One that moved nothing, and an unknown one, teach
+        nothing.
+        """
+        self.stopped(attempt_id)
+        one = self._stopped.pop(attempt_id, None)
         if one is None or n_bytes <= 0:
             return
-        slowdown = max(1.0, (seconds - one.latency_s) * one.bytes_per_s / n_bytes)
+        slowdown = (seconds - one.latency_s) * one.bytes_per_s / n_bytes
+        slowdown = min(self._most_slowdown, max(1.0, slowdown))
         samples = self._samples.setdefault(one.tier, deque(maxlen=WINDOW))
         samples.append(_Sample(now_s, slowdown, one.counts))
 

@@ -9,11 +9,15 @@
     (ours)          U_tau: how many flows of B_tau fit at once into the links that a sender's flows leave by (ECMP
                     spreads them), 1 where it is not given               -> Oracle.uplinks
     (ours)          how much our transfers slow each other down, learnt  -> Oracle.contention
+    (ours)          the tiers whose c was learnt from our own transfers  -> Oracle.congestion_learnt
 
 Where data are stale or missing, `Oracle.path` takes the next best: pair estimate -> tier with congestion -> static tier
 -> None, with which the policies leave the network term out. A pair whose nodes have no place counts as the farthest
 tier that has a bandwidth. Where the operator cannot tell own flows from others, `own_flows_excluded` is False: the
 caller then takes the number of own transfers as 0 and relies on c alone (NetKV III-D).
+
+What is learnt from our own transfers, the estimates of pairs and a learnt c, has a part of the time in it that they
+cost each other. So `contention` is the slowdown on the tier's path without it (`tier_path` with `estimates=False`).
 """
 
 import itertools
@@ -118,6 +122,7 @@ class Oracle:
     own_flows_excluded: bool = True
     uplinks: Mapping[int, int] = field(default_factory=dict)
     contention: Contention = field(default_factory=dict)
+    congestion_learnt: tuple[int, ...] = ()
     _sources: dict[tuple[str, str], "_Source"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -229,11 +234,13 @@ class Oracle:
         tier = self.tier(worker, node, to_worker, to_node)
         return None if tier is None else self.tier_path(tier, now_s, live)
 
-    def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:
-        """Returns the path of any pair on `tier`, without pair estimates. The tier must have a bandwidth (KeyError)."""
+    def tier_path(self, tier: int, now_s: float, live: bool = True, estimates: bool = True) -> Path:
+        """Returns the path of any pair on `tier`, without pair estimates; with `estimates=False` also without a
+        congestion that was learnt from our own transfers. The tier must have a bandwidth (KeyError).
+        """
         bandwidth, latency_s = self.bandwidth_bytes_per_s[tier], self.latency_s.get(tier, 0.0)
         fresh = self.congestion_at_s is not None and now_s - self.congestion_at_s <= self.stale_after_s
-        if live and fresh and tier in self.congestion:
+        if live and fresh and tier in self.congestion and (estimates or tier not in self.congestion_learnt):
             return Path(tier, bandwidth * (1.0 - self.congestion[tier]), latency_s, PathSource.CONGESTION)
         return Path(tier, bandwidth, latency_s, PathSource.STATIC)
 

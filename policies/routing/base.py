@@ -16,7 +16,8 @@ them, or leaves the entry in the pool (`assign` without it, `choose_decode` None
 with a free slot only.
 
 One class may serve both stages. `paper` cites the policy's source; `formula` is the cost in one line, in the names of
-terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`).
+terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`). A
+policy that reads more with some of its parameters has an attribute `needs_by_params` beside it.
 docs/policies.md shows all three with the class's docstring and its parameters (`params`).
 """
 
@@ -43,6 +44,8 @@ class Needs(Flag):
     """The policy reads `Request.predicted_tokens` and their mean in `Snapshot.typical`, for which lengths are
     predicted.
     """
+    CONTENTION = auto()
+    """The policy reads `Oracle.contention`, which the router learns from the transfers that ingresses report."""
 
 
 class Overcommit(StrEnum):
@@ -173,6 +176,11 @@ class RoundPolicy(Policy, Protocol):
 
 
 DecodePolicy = EntryPolicy | RoundPolicy
+
+
+def needs_of(policy: Policy) -> Needs:
+    """Returns the inputs that a policy needs with its parameters: its `needs`, and its `needs_by_params` if any."""
+    return policy.needs | Needs(getattr(policy, "needs_by_params", Needs.NONE))
 
 
 def overcommit_of(policy: DecodePolicy) -> Overcommit:

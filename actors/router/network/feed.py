@@ -3,6 +3,7 @@
     bandwidth, latency, tiers of pairs    from `sources` (file, announcements, labels)
     congestion of a tier                  the file's while that is fresh, else learned from the tier's transfers
     B*(1-c) of a pair of nodes            learned; overrides its tier while it is fresh
+    contention of own transfers           learned, while the decode policy reads it (`policies.network.own_transfers`)
 
 The ingresses observe transfers and report them (`Transferred`) only while the decode policy decides by the network, or
 if the option `estimate` says so. If no tiers are known, a pair without an estimate counts as the median of the
@@ -10,6 +11,12 @@ estimated pairs. Candidates then stay comparable, and a pair that was not used f
 estimates then include the congestion by our own flows (`policies.network.bandwidth_estimator`). The dispatcher gets all
 this as `OracleRefreshed` events. An event is fed only if a figure changed by more than `change_ratio`, if any other
 fact changed, or if the data that the dispatcher has would soon count as stale.
+
+The simulator learns contention from the same facts. The time of a transfer is the receiver's own figure, from the first
+byte to the last, with the time for which a flow scheduler held it back: to its request both are one wait. The router
+does not hear of the first byte, so a transfer counts as in flight from its decision on, as it does for the decision
+that counts it. It ends with the request's admission. Transfers from before a restart of the router are not counted.
+Not claimed: contention in the minute after bandwidths in the file have changed.
 """
 
 import asyncio
@@ -25,9 +32,11 @@ from actors.router.clock import clock_s
 from actors.router.network.sources import LabelNames, NetworkSources
 from actors.router.worker_thread import WorkerThread
 from actors.router.workers import place_of
-from actors.wire.messages import EngineInfo, PathSeen, Transferred
-from policies.network.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
+from actors.wire.messages import EngineInfo, PathSeen, Transfer, Transferred
+from policies.network.bandwidth_estimator import MAX_CONGESTION, SECONDS, BandwidthEstimator, EstimatorConfig
+from policies.network.contention import Contention, ContentionEstimator
 from policies.network.oracle import Oracle, OracleError, PairEstimate, TransferIntent
+from policies.network.own_transfers import OwnTransfers
 from policies.routing.base import Needs
 from policies.state.events import OracleRefreshed
 
@@ -45,6 +54,14 @@ FARTHEST = 3
 
 MOST_PATHS = 256
 """Most pairs of nodes that observers are told of; more could not be looked at."""
+
+MOST_SLOWDOWN = 1 / (1 - MAX_CONGESTION)
+"""Largest slowdown of a transfer that is learnt, the one of the largest congestion that is learnt. One transfer that
+hung then does not make its tier useless for a minute.
+"""
+
+MANY = 8
+"""ASSUMPTION: transfers in flight, of each kind that a curve counts, at which two curves are compared."""
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
@@ -106,6 +123,7 @@ class RouterNetwork:
         self.sources.read_file()
         self._read_nodes = read_nodes
         self._control_plane = WorkerThread("node labels")
+        self._own: OwnTransfers | None = None
         self._told: Oracle | None = None
         self._pairs: Pairs = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,6 +136,14 @@ class RouterNetwork:
         """Returns whether ingresses have to report the transfers that they observe, under policies with these needs."""
         estimate = self.config.estimate
         return Needs.NETWORK in needs if estimate is None else estimate
+
+    def want(self, needs: Needs) -> None:
+        """Learns contention from now on if policies with these needs read it and transfers are reported. Otherwise what
+        was learnt is forgotten.
+        """
+        learns = Needs.CONTENTION in needs and self.wants_transfers(needs)
+        if learns != (self._own is not None):
+            self._own = OwnTransfers(ContentionEstimator(MOST_SLOWDOWN)) if learns else None
 
     # ------------------------------------------------------------------------------------------ what happens
 
@@ -145,6 +171,13 @@ class RouterNetwork:
         pair = (source.node, destination.node)
         uplinks = 1 if tier is None else file.uplinks.get(tier, 1)
         self.estimator.routed(intent.attempt_id, intent.source, pair, tier, latency_s, now_s, uplinks)
+        if self._own is not None:
+            self._own.began(intent.attempt_id, intent.source, intent.destination, tier, self._told, now_s)
+
+    def admitted(self, attempt_id: str) -> None:
+        """Takes in that a decode engine has the KV of an attempt. Its transfer may be reported after that."""
+        if self._own is not None:
+            self._own.stopped(attempt_id)
 
     def configured(self, tier: int | None) -> int | None:
         """Returns `tier` if the operator has given tiers, else None: an oracle without tiers uses `FARTHEST` for every
@@ -157,12 +190,16 @@ class RouterNetwork:
         for one in message.items:
             self._descriptors += one.descriptors
             self.estimator.transferred(one.attempt_id, one.n_bytes, one.seconds, now_s - one.ended_ago_s)
+            if self._own is not None:
+                _learn(self._own, one, now_s)
 
     def closed(self, attempt_id: str) -> None:
         """Takes in the end of an attempt. Its transfer is kept until the next refresh but one, since ingresses report
         in batches.
         """
         self._closed[1].append(attempt_id)
+        if self._own is not None:
+            self._own.stopped(attempt_id)
 
     # ----------------------------------------------------------------------------------------------- refresh
 
@@ -221,9 +258,13 @@ class RouterNetwork:
             log.error("the last good network file stays in use: %s", error)
         for attempt_id in self._closed[0]:
             self.estimator.dropped(attempt_id)
+            if self._own is not None:
+                self._own.dropped(attempt_id)
         self._closed = (self._closed[1], [])
         self._pairs = self.estimator.pairs(now_s)
         oracle = self._oracle(now_s)
+        if self._own is not None and oracle is not None and oracle.own_flows_excluded:
+            oracle = self._own.taught(oracle, now_s)
         if not _differs(self._told, oracle, now_s, self.config.change_ratio):
             return None
         self._told = oracle
@@ -236,8 +277,10 @@ class RouterNetwork:
             return _without_tiers(pairs, stale_s)
         congestion = self.estimator.congestion(pairs, file.bandwidth_bytes_per_s)
         at_s = max(estimate.at_s for estimate in pairs.values()) if congestion else None
+        learnt = set(congestion)
         file_at_s = min(now_s, self.sources.file_at_s)
         if file.congestion and now_s - file_at_s <= stale_s:
+            learnt -= file.congestion.keys()
             congestion |= file.congestion
             at_s = file_at_s if at_s is None else min(at_s, file_at_s)
         return Oracle(
@@ -250,6 +293,7 @@ class RouterNetwork:
             pairs=pairs,
             stale_after_s=stale_s,
             uplinks=file.uplinks,
+            congestion_learnt=tuple(sorted(learnt)),
         )
 
     # ----------------------------------------------------------------------------------------------- reports
@@ -351,6 +395,15 @@ class RouterNetwork:
         return found
 
 
+def _learn(own: OwnTransfers, one: Transfer, now_s: float) -> None:
+    """Teaches contention by a reported transfer. An impossible duration teaches nothing."""
+    took_s = one.seconds + one.held_s
+    if SECONDS[0] <= took_s <= SECONDS[1]:
+        own.arrived(one.attempt_id, one.n_bytes, took_s, now_s)
+    else:
+        own.dropped(one.attempt_id)
+
+
 def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
     """Returns an oracle of estimates alone, in which all other pairs count as the median of the estimated ones. Returns
     None without estimates.
@@ -373,16 +426,21 @@ def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float)
     """
     if old is None or new is None:
         return old is not new
-    if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks) != (
+    if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks, old.congestion_learnt) != (
         new.tier_map,
         new.places,
         new.own_flows_excluded,
         new.uplinks,
+        new.congestion_learnt,
     ):
         return True
     if old.pairs.keys() != new.pairs.keys() or old.congestion.keys() != new.congestion.keys():
         return True
+    slow, slow_before = _slowdowns(new.contention), _slowdowns(old.contention)
+    if slow.keys() != slow_before.keys():
+        return True
     rates = [(e.bytes_per_s, old.pairs[pair].bytes_per_s) for pair, e in new.pairs.items()]
+    rates += [(slowdown, slow_before[which]) for which, slowdown in slow.items()]
     if new.own_flows_excluded:  # these are the operator's exact figures
         if (old.bandwidth_bytes_per_s, old.latency_s) != (new.bandwidth_bytes_per_s, new.latency_s):
             return True
@@ -393,3 +451,13 @@ def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float)
     if new.congestion_at_s is not None and old.congestion_at_s is not None:
         times.append((new.congestion_at_s, old.congestion_at_s))
     return any(is_s > was_s and now_s - was_s > new.stale_after_s / 3 for is_s, was_s in times)
+
+
+def _slowdowns(contention: Contention) -> dict[tuple[str, int, int], float]:
+    """Returns the slowdowns that stand for each curve, by form, tier and number of transfers in flight."""
+    return {
+        (form, tier, flying): curve.slowdown([flying] * len(curve.slopes))
+        for form, curves in contention.items()
+        for tier, curve in curves.items()
+        for flying in (0, MANY)
+    }

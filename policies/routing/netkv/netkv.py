@@ -38,8 +38,11 @@ too prefers a near worker that is full for one step to a far free one.
 B_eff, and the default. The others are ours (`policies.network.contention`): T_xfer is the time without other transfers
 of ours, times the slowdown that was learnt for the tier (`Oracle.contention`) by the transfers of the sender there
 ("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends"). Where nothing is learnt yet, it
-is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them. So far only the simulator
-learns contention: under a live router these forms count no own transfers.
+is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them. The time without other transfers
+of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a learnt c come from
+the same transfers and would count their contention twice. So these forms do not tell apart the pairs of a tier. They
+need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and use the
+estimates.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
@@ -114,6 +117,10 @@ class NetKV:
         """The paper sends a request at once, whatever the queues; by the wait for a slot it pays to wait for any."""
         return Overcommit.BESIDE_FREE_SLOTS if self.queue == "slot" else Overcommit.ALWAYS
 
+    @property
+    def needs_by_params(self) -> Needs:
+        return Needs.CONTENTION if self._learns else Needs.NONE
+
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision | None:
@@ -146,7 +153,10 @@ class NetKV:
     def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> NetworkTerm:
         most = None if self.variant == "topo_only" or self._learns else self.max_inflight
         lowest = entry.request.terms.priority if self.strict_priorities else None
-        return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
+        estimates = not (self._learns and snapshot.oracle is not None and snapshot.oracle.own_flows_excluded)
+        return NetworkTerm(
+            snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest, estimates
+        )
 
     @property
     def _learns(self) -> bool:

@@ -21,7 +21,8 @@ from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
 
 class NetworkTerm:
     """The network term from `sender` to `workers`. With `live` it uses congestion and pair estimates, otherwise
-    static tiers.
+    static tiers. Without `estimates` it leaves out what was learnt from our own transfers: the pair estimates and
+    learnt congestion.
 
     Own transfers in flight count up to `most` per tier, or not at all if `most` is None. With `lowest_priority`
     only those of that class or a higher one count. If the oracle cannot distinguish own flows from others, they
@@ -36,10 +37,12 @@ class NetworkTerm:
         live: bool,
         most: int | None,
         lowest_priority: int | None = None,
+        estimates: bool = True,
     ) -> None:
         source, self._oracle = snapshot.workers.get(sender), snapshot.oracle
         self._sender, self._node = sender, source.node if source is not None else ""
         self._now_s, self._live, self._most = snapshot.now_s, live, most
+        self._estimates = estimates
         self._own: dict[WorkerId, Path] = {}
         self._by_tier: dict[int, Path] = {}
         self._flows: dict[int, int] = {}
@@ -136,14 +139,14 @@ class NetworkTerm:
 
     def _find_paths(self, workers: Sequence[Worker]) -> bool:
         assert self._oracle is not None
-        if self._live:
+        if self._live and self._estimates:
             self._own = self._oracle.pair_paths(self._sender, self._node, workers, self._now_s)
         return bool(self._oracle.bandwidth_bytes_per_s) or all(w.id in self._own for w in workers)
 
     def _tier_path(self, tier: int) -> Path:
         assert self._oracle is not None
         if tier not in self._by_tier:
-            self._by_tier[tier] = self._oracle.tier_path(tier, self._now_s, self._live)
+            self._by_tier[tier] = self._oracle.tier_path(tier, self._now_s, self._live, self._estimates)
         return self._by_tier[tier]
 
     def _make_terms(self, tier: int) -> tuple[float, float]:

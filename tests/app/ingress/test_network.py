@@ -62,6 +62,35 @@ async def test_nobody_tells_what_nobody_wants(tmp_path: Path) -> None:
         assert made.router.dispatcher.state.snapshot(0.0).oracle is None
 
 
+async def test_contention_is_learnt_once_a_policy_that_reads_it_is_set(tmp_path: Path) -> None:
+    """4096 bytes in 3 ms of which 1 ms is latency, where the file says 4 MB/s: a slowdown of 2 / 1.024."""
+    file = tmp_path / "network.yaml"
+    file.write_text("tiers: {3: {bandwidth_bytes_per_s: 4.0e+6, latency_s: 0.001}}")
+    network = RouterNetwork(NetworkConfig(str(file), min_samples=1))
+    async with rig(tmp_path, pair(tmp_path), network=network) as made:
+        state = made.router.dispatcher.state
+        await ask(made)
+        change = {"decode": {"name": "netkv", "params": {"contention": "own"}}}
+        answer = await made.client.put("/sluice/admin/policy", json=change)
+        assert answer.status_code == 200, answer.text
+
+        def wanted() -> bool:
+            fleet = made.connections.fleet
+            return fleet is not None and fleet.wants_transfers
+
+        await until(wanted, "the wish for transfers")
+        await until(lambda: state.snapshot(0.0).oracle is not None, "an oracle")
+        await ask(made)
+
+        def levels() -> list[float]:
+            oracle = state.snapshot(0.0).oracle
+            return [] if oracle is None else [c.level for c in oracle.contention.get("own", {}).values()]
+
+        await until(levels, "a curve")
+        assert levels() == [pytest.approx((2 / 1.024 + 8) / 9)]
+        await made.idle()
+
+
 LINKS = {"near-*": SimLink(4e6, 0.002), "far-*": SimLink(1e6, 0.004)}
 TIERS = """
 tiers:

@@ -118,6 +118,7 @@ st.register_type_strategy(
             st.sampled_from(FORMS),
             st.dictionaries(TIER, st.builds(Curve, FINITE, st.lists(FINITE, max_size=2).map(tuple))),
         ),
+        st.lists(TIER, unique=True).map(tuple),
     ),
 )
 

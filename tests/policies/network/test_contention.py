@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.network import contention
 from policies.network.contention import FORGET_S, FORMS, PRIOR, ContentionEstimator, Curve, InFlight, fit
 
 
@@ -96,3 +97,27 @@ def test_a_dropped_transfer_is_no_longer_in_flight() -> None:
     seen.ended("b", 1_000, 2.0, 2.0)
     # its count is 0, so all of the excess of 1 is the level's: 1 / (8 + 1)
     assert seen.curves(2.0)["own"][2] == Curve(pytest.approx(1 + 1 / 9), (0.0,))
+
+
+def test_a_slowdown_is_bounded_where_the_caller_says_so() -> None:
+    seen = ContentionEstimator(most_slowdown=3.0)
+    for i in range(8):
+        seen.begun(f"r{i}", "p", "d", 2, 1_000.0, 0.0)
+        seen.ended(f"r{i}", 1_000, 1e6, float(i))
+    # (8 * 3 + 8 * 1) / 16
+    assert seen.curves(10.0)["own"][2].level == pytest.approx(2.0)
+
+
+def test_memory_is_bounded_if_nothing_is_told_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "MOST_OPEN", 3)
+    seen = ContentionEstimator()
+    for i in range(9):
+        seen.begun(f"r{i}", f"p{i}", f"d{i}", 2, 1_000.0, 0.0)
+    assert list(seen._open) == ["r6", "r7", "r8"]
+    seen.stopped("r7")
+    seen.begun("r9", "p9", "d9", 2, 1_000.0, 0.0)  # those that are over go first
+    assert (list(seen._open), seen._stopped) == (["r6", "r8", "r9"], {})
+    assert (seen._in_flight.by_sender, seen._in_flight.by_tier) == ({"p6": 1, "p8": 1, "p9": 1}, {2: 3})
+    for name in list(seen._open):
+        seen.dropped(name)
+    assert seen._in_flight == InFlight()

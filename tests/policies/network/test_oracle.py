@@ -92,3 +92,10 @@ def test_many_receivers_at_once_get_what_each_would_alone(sender: str, asked_bef
         learned = {to: path for to, path in paths.items() if path and path.source is PathSource.PAIR}
         assert oracle.pair_paths(sender, "a", receivers, now_s) == learned
         assert learned.keys() == (fresh if sender == "p" else fresh - {"w1"})
+
+
+def test_a_path_without_estimates_has_only_the_operators_congestion() -> None:
+    oracle = Oracle(B, congestion={1: 0.5, 2: 0.5}, congestion_at_s=0.0, congestion_learnt=(2,))
+    rates = [oracle.tier_path(tier, 1.0, estimates=False).residual_bytes_per_s for tier in (1, 2, 3)]
+    assert rates == [50.0, 50.0, 25.0]
+    assert oracle.tier_path(2, 1.0).residual_bytes_per_s == 25.0

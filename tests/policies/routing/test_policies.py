@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.network.contention import FORMS
 from policies.network.oracle import Oracle
 from policies.routing.base import (
     RANKED,
@@ -24,6 +25,7 @@ from policies.routing.base import (
     assign,
     best_of,
     least_cost,
+    needs_of,
 )
 from policies.routing.registry import (
     DECODE,
@@ -120,12 +122,12 @@ def guarded(value: Any, guard: Guard, inputs: dict[str, Needs]) -> Any:
         return kind.__getattribute__(self, name)
 
     guarded_kind = type(kind.__name__, (kind,), {"__slots__": (), "__getattribute__": read})
-    return guarded_kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    return guarded_kind(**{f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init})
 
 
 def needs_read(policy: Any) -> Needs:
     """The inputs that a policy reads to choose between two workers. Raises AssertionError where `needs` lacks one."""
-    guard = Guard(policy.needs)
+    guard = Guard(needs_of(policy))
     request = guarded(
         dataclasses.replace(REQUEST, predicted_tokens=7.0), guard, {"predicted_tokens": Needs.LENGTHS}
     )
@@ -136,7 +138,7 @@ def needs_read(policy: Any) -> Needs:
     decode = [worker("a"), worker("b")]
     view = dataclasses.replace(
         snapshot([sender, colocated, *decode], [entry]),
-        oracle=Oracle({3: 1e9}),
+        oracle=guarded(Oracle({3: 1e9}), guard, {"contention": Needs.CONTENTION}),
         typical=guarded(TypicalEntry(100.0, 10.0), guard, {"output_tokens": Needs.LENGTHS}),
     )
     view = guarded(view, guard, {"hits": Needs.HITS, "oracle": Needs.NETWORK})
@@ -155,6 +157,12 @@ def test_a_policy_reads_what_it_says_that_it_needs_and_nothing_else(name: str) -
     params = {"heatmap": HEATMAP} if name in ("pd_heatmap", "combined") else {}
     policy = prefill_policy(name, params) if name in PREFILL else decode_policy(name, params)
     assert needs_read(policy) == policy.needs
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_contention_that_is_learnt_is_read(form: str) -> None:
+    policy = decode_policy("netkv", {"contention": form})
+    assert needs_read(policy) == needs_of(policy) != policy.needs
 
 
 @pytest.mark.parametrize("need", [Needs.HITS, Needs.NETWORK, Needs.LENGTHS])

@@ -25,6 +25,9 @@ tiers:
 """
 
 
+LEARNS = Needs.NETWORK | Needs.CONTENTION
+
+
 def info(name: str, node: str, **labels: str) -> EngineInfo:
     named = {f"sluice.io/{key}": value for key, value in labels.items()}
     return EngineInfo(name, "decode", "sim", "m", "g", (), 2, 100, 16, 1024, node, 1, 30.0, labels=named)
@@ -224,10 +227,15 @@ def test_uplinks_of_the_file_are_told_and_count_in_what_is_learned(tmp_path: Pat
 
 def test_what_is_told_survives_the_journal_exactly(tmp_path: Path) -> None:
     found = network(tmp_path, TIERS.replace("latency_s: 0.5", "latency_s: 0.5, uplinks: 4"))
+    found.want(LEARNS)
+    told(found, 0.0)
     for i in range(3):
         move(found, "near", 2.5, 10.0 * i + 10, tier=1)
     event = found.refresh(31.0)
     assert event is not None
+    assert event.oracle is not None
+    assert event.oracle.congestion_learnt == (1,)
+    assert event.oracle.contention["ends"].keys() == {1}
     line = event_line(1, 0, event)
     assert parse_event(loads(line)) == event
 
@@ -291,6 +299,135 @@ def test_a_transfer_that_is_reported_just_after_its_request_closed_counts(tmp_pa
     found.refresh(7.0)
     found.transferred(Transferred([Transfer("gone", 1000, 4.0, 1, 0.0)]), 7.0)
     assert found.totals()["network_transfers_unusable"] == 1.0
+
+
+def level(oracle: Oracle, tier: int = 1) -> float:
+    """The level of each form, which is the same for all while transfers are alone."""
+    (found,) = {form[tier].level for form in oracle.contention.values()}
+    return found
+
+
+def test_the_level_of_contention_is_learnt_on_the_files_bandwidth(tmp_path: Path) -> None:
+    """1000 B in 2.5 s, of which 0.5 s are the latency: twice the 1 s that the file's 1000 B/s take, also after the
+    pair's estimate of 500 B/s was told. The prior is eight transfers of slowdown 1.
+    """
+    found = network(tmp_path)
+    found.want(LEARNS)
+    assert told(found, 0.0).contention["own"] == {}
+    for i in range(8):
+        move(found, "near", 2.5, 3.0 * i + 3, tier=1)
+    oracle = told(found, 25.0)
+    assert oracle.pairs["np", "nn"].bytes_per_s == pytest.approx(500)
+    assert (oracle.congestion, oracle.congestion_learnt) == ({1: pytest.approx(0.5)}, (1,))
+    assert level(oracle) == pytest.approx((8 * 2 + 8) / 16)
+    for i in range(8):
+        move(found, "near", 2.5, 3.0 * i + 28, tier=1)
+    assert level(told(found, 50.0)) == pytest.approx((16 * 2 + 8) / 24)
+    assert told(found, 150.0).contention["own"] == {}
+
+
+def test_the_files_congestion_is_others_and_no_part_of_the_level(tmp_path: Path) -> None:
+    found = network(tmp_path, TIERS + "congestion: {1: 0.5}")
+    os.utime(tmp_path / "network.yaml", (1000.0, 1000.0))
+    found.want(LEARNS)
+    told(found, 1000.0)
+    for i in range(8):
+        move(found, "near", 2.5, 1003.0 + 3 * i, tier=1)
+    oracle = told(found, 1025.0)
+    assert (oracle.congestion, oracle.congestion_learnt) == ({1: 0.5}, ())
+    assert level(oracle) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "slowdown"),
+    [
+        # a flow scheduler held it back for 1 s: as long for its request as if it had been slow
+        ({"seconds": 1.5, "held_s": 1.0}, 2.0),
+        ({"seconds": 1e5}, 20.0),  # it hung
+        ({"seconds": 0.0}, None),
+        ({"seconds": float("nan")}, None),
+        ({"seconds": float("inf")}, None),
+        ({"seconds": 2.5, "n_bytes": 0}, None),
+        ({"seconds": 2.5, "attempt_id": "unknown"}, None),
+    ],
+)
+def test_a_transfer_teaches_by_its_duration_as_its_request_saw_it(
+    tmp_path: Path, facts: dict[str, Any], slowdown: float | None
+) -> None:
+    found = network(tmp_path)
+    found.want(LEARNS)
+    told(found, 0.0)
+    found.routed(TransferIntent("r", "p", "near", 1000, 0, 1), 0.0)
+    one = {"attempt_id": "r", "n_bytes": 1000, "descriptors": 3, "ended_ago_s": 0.0} | facts
+    found.transferred(Transferred([Transfer(**one)]), 3.0)
+    if slowdown is None:
+        assert found.refresh(4.0) is None
+    else:
+        assert level(told(found, 4.0)) == pytest.approx((slowdown + 8) / 9)
+
+
+def test_a_transfer_is_in_flight_until_its_request_is_admitted_or_closed(tmp_path: Path) -> None:
+    """The slowdowns are 2, and a count of 0 leaves all of the excess to the level."""
+    found = network(tmp_path)
+    found.want(LEARNS)
+    told(found, 0.0)
+    for attempt_id in ("admitted", "closed", "gone"):
+        found.routed(TransferIntent(attempt_id, "p", "near", 1000, 0, 1), 0.0)
+    found.admitted("admitted")
+    found.closed("closed")
+    found.closed("gone")
+    move(found, "near", 2.5, 2.5, tier=1)
+    assert level(told(found, 2.6)) == pytest.approx(1 + 1 / 9)
+    late = [Transfer(attempt_id, 1000, 2.5, 3, 0.0) for attempt_id in ("admitted", "closed")]
+    found.transferred(Transferred(late), 2.7)
+    oracle = told(found, 2.8)
+    found.transferred(Transferred([Transfer("gone", 1000, 2.5, 3, 0.0)]), 2.9)
+    assert found.refresh(3.0) is None
+    # counts of 0, 1 and 0 when they were decided
+    assert oracle.contention["own"][1].slopes[0] > 0
+    assert found._own is not None
+    assert (found._own._estimator._open, found._own._estimator._stopped) == ({}, {})
+
+
+def test_contention_is_learnt_only_while_it_is_read_and_transfers_are_told(tmp_path: Path) -> None:
+    found = network(tmp_path)
+    found.want(Needs.NETWORK)
+    assert told(found, 0.0).contention == {}
+    found.want(LEARNS)
+    assert found.refresh(1.0) is None  # nothing is known yet
+    move(found, "near", 2.5, 5.0, tier=1)
+    # for another policy that reads it nothing is forgotten
+    found.want(LEARNS)
+    assert level(told(found, 6.0)) > 1
+    found.want(Needs.NETWORK)
+    assert told(found, 7.0).contention == {}
+    silent = network(tmp_path, estimate=False)
+    silent.want(LEARNS)
+    assert told(silent, 0.0).contention == {}
+
+
+def test_contention_is_not_learnt_without_tiers(tmp_path: Path) -> None:
+    found = network(tmp_path, None, min_samples=1)
+    found.want(LEARNS)
+    move(found, "near", 2.5, 5.0, tier=3)
+    assert told(found, 6.0).contention == {}
+    assert found._told is not None
+    move(found, "near", 2.5, 9.0, tier=3)
+    assert found._own is not None
+    assert found._own._estimator.curves(10.0)["own"] == {}
+
+
+def test_the_dispatcher_hears_of_contention_that_changed_by_more_than_the_ratio(tmp_path: Path) -> None:
+    found = network(tmp_path, change_ratio=0.2, min_samples=9)
+    found.want(LEARNS)
+    told(found, 0.0)
+    move(found, "near", 2.5, 3.0, tier=1)
+    assert level(told(found, 4.0)) == pytest.approx((2 + 8) / 9)
+    move(found, "near", 2.5, 7.0, tier=1)  # (2 * 2 + 8) / 10, which is 8 % more
+    assert found.refresh(8.0) is None
+    for i in range(4):
+        move(found, "near", 2.5, 12.0 + 3 * i, tier=1)
+    assert level(told(found, 22.0)) == pytest.approx((6 * 2 + 8) / 14)
 
 
 async def test_a_new_engine_is_told_long_before_the_next_refresh(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from policies.network.contention import FORMS, Curve
 from policies.network.oracle import Oracle, PairEstimate
-from policies.routing.base import Decision, assign
+from policies.routing.base import Decision, Needs, assign, needs_of
 from policies.routing.netkv.netkv import NetKV
 from policies.routing.params import BadParameter
 from policies.state.views import Role, Transfers, Worker
@@ -318,3 +318,28 @@ def test_before_anything_is_learnt_own_transfers_cost_nothing(form: str) -> None
     topo_only = decide(LEARNT, contention=form, variant="topo_only")
     assert term(topo_only, "d1", "transfer_s") == pytest.approx(5 / 6.25)
     assert term(decide(None, contention=form), "d1", "transfer_s") == 0.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_learnt_contention_counts_once_beside_what_else_own_transfers_taught(form: str) -> None:
+    """The level of 1.2 is learnt on tier 2's 6.25 GB/s, by the transfers that taught the pair and c, too."""
+    taught = {
+        "congestion_learnt": (2,),
+        "pairs": {("p", "d1"): PairEstimate(2 * GB, 1.0)},
+        "contention": {form: {2: Curve(1.2, (0.0,) * (1 + (form == "ends")))}},
+    }
+    oracle = dataclasses.replace(ORACLE, **taught)  # type: ignore[arg-type]
+    # 5 GB / 6.25 GB/s * 1.2; on tier 3 the operator's c of 0.2 stays: 1 GB / (3.125 * 0.8 = 2.5 GB/s)
+    decision = decide(oracle, contention=form)
+    assert term(decision, "d1", "transfer_s") == pytest.approx(0.96)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4)
+    # the count, and an oracle that knows no tiers, take the pair's estimate: 5 GB / 2 GB/s, twice as much by the count
+    assert term(decide(oracle), "d1", "transfer_s") == pytest.approx(5.0)
+    blind = dataclasses.replace(oracle, own_flows_excluded=False)
+    assert term(decide(blind, contention=form), "d1", "transfer_s") == pytest.approx(2.5)
+
+
+def test_contention_is_needed_only_where_it_is_read() -> None:
+    assert needs_of(NetKV()) == NetKV.needs
+    assert needs_of(NetKV(contention="own", variant="topo_only")) == NetKV.needs
+    assert needs_of(NetKV(contention="own")) == NetKV.needs | Needs.CONTENTION
