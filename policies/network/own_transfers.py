@@ -1,8 +1,8 @@
-"""Our KV transfers, as the live router and the simulator tell of them, and what is learnt from how long they took.
+"""Our KV transfers, as the live router and the simulator report them, and the contention learnt from their times.
 
     began      the transfer was decided (live), or its first byte leaves (simulator)
     stopped    it is no longer in flight: the receiver has admitted the request, or the attempt is over
-    arrived    it took so many seconds for so many bytes
+    arrived    its bytes and the seconds that they took
     dropped    nothing more will be told of it: it failed, was cancelled, or an end of it died
 
 A slowdown is the time of a transfer over its time on the tier's path without what was learnt from our own transfers.

@@ -22,7 +22,7 @@ from tests.live.vllm_app import APP_BLOCK, KV_TOKEN_BYTES, NEAR_TIE, ON_CPU
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PROMPT = "Once upon a time there was a lighthouse keeper"
-"""It is shorter than a KV block on either device, so nothing of it is cached, and each transfer moves one block."""
+"""A text shorter than a KV block on either device: nothing of it is cached, and each transfer moves one block."""
 
 STREAM_TOKENS = 200 if ON_CPU else 2000
 """Length of a stream that is to outlast two orders and a report of the router, which comes once a second.
@@ -168,7 +168,7 @@ def test_streams_go_on_while_engines_change_places_and_a_warm_one_is_activated(
     app, (p, d) = vllm_app, pair
 
     def pulled(what: str) -> list[float]:
-        """What `p` and `d` have pulled since they started."""
+        """Returns how much `p` and `d` have pulled since they started."""
         return [app.metric(f"sluice_engine_{what}_total", engine=engine) for engine in pair]
 
     counted = ("sluice_engine_transfers_total", "sluice_engine_transfer_bytes_total")

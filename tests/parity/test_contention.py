@@ -1,7 +1,7 @@
 """One learner in two bodies: from the transfers of a simulated run the live router learns the simulator's contention.
 
-What the simulator says of its transfers is told to the live router in its own words: intents, admissions, reports and
-ends of attempts. The network file has the tiers and places of the simulated network. From the run's journal the same
+The live router receives the transfers of the simulator as its own messages: intents, admissions, reports and ends of
+attempts. The network file has the tiers and places of the simulated network. From the run's journal the same
 decisions come out, which depend on what was learnt.
 """
 
