@@ -82,11 +82,6 @@ _BEST_RIVAL = Cause(
     " that is SJF throughout.",
     f"{_HERE}/mfs_moe.py",
 )
-_ABOVE_ALL_RATES = Cause(
-    "The policy still has more in time at the highest rate that ran, so the rate that it sustains is not known. A"
-    " higher rate has been added to the experiment.",
-    f"{_HERE}/mfs_moe.py",
-)
 
 CAUSES: Mapping[str, Mapping[str, Cause]] = {
     "balance_route_table1": {"*: imbalance of JSQ over br_h*": _BR_H},
@@ -158,7 +153,6 @@ CAUSES: Mapping[str, Mapping[str, Cause]] = {
     },
     "mfs_moe": {
         "*: in time at *, MFS* vs the best rival": _BEST_RIVAL,
-        "*conversation: rate with * in time, MFS* vs karuna": _ABOVE_ALL_RATES,
     },
 }
 """Causes for which a paper's figure was not reached, by experiment and by a pattern of the row's name (`fnmatch`). Of
