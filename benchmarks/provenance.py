@@ -24,7 +24,6 @@ MISSING = frozenset(
     {
         "chaos/sim-scaling.json",
         "experiments/forecast_value.json",
-        "experiments/netkv/netkv_contention.json",
         "experiments/overload_shedding.json",
         "hostile/hostile.json",
         "mfs/sim.json",
