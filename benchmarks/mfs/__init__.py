@@ -12,7 +12,8 @@ requests contend for the network alone. Requests arrive as a Poisson process. Ti
 ones long prompts; each class must have its first token within a multiple of what it takes alone.
 
     python -m benchmarks.mfs                 (make bench-mfs)
-    python -m benchmarks.mfs --setup sim     (the flows of all three stages, on 16 sim engines with one hot sender)
+    python -m benchmarks.mfs --setup sim     (the flows of all three stages, on 16 sim engines with one hot sender;
+                                             a class is promised a multiple of what its slowest way takes alone)
 
 Modules: `workload` (which requests arrive when), `link` (hosts and cable), `engines` (processes on them), `drive` (the
 client), `reports` (what the flow agent says), `report` (figures, table and plot), `__main__` (the command).

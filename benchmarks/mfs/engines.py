@@ -37,6 +37,7 @@ AGENTS: Mapping[str, Mapping[str, Any]] = {
     "edf": {"policy": "edf"},
     "mfs": {"policy": "mfs"},
     "mfs-swept": {"policy": "mfs", "params": dict(SWEPT)},
+    "mfs-gated": {"policy": "mfs", "params": dict(SWEPT)},
     "fair": {"policy": "fair"},
     "sjf": {"policy": "sjf"},
     "karuna": {"policy": "karuna"},
@@ -44,7 +45,11 @@ AGENTS: Mapping[str, Mapping[str, Any]] = {
 """The configuration of the flow agent by the names of the command line. `mfs` has the thresholds that MFS prints (U =
 0.5, E = 4): a read is at the highest level as soon as it needs an eighth of the link, which here all do from the start.
 `mfs-swept` has those that are shipped: Q_1 is 1, so a read comes there only when it needs all of it, and there are two
-levels.
+levels. `mfs-gated` is the same, but collectives wait for permits, too (`GATED`).
+"""
+GATED = frozenset({"mfs-gated"})
+"""The policies under which collectives wait for permits. Under the others they move at once, as those of vLLM do, which
+nobody can hold; sim engines alone can hold them.
 """
 START_S = 600.0
 END_S = 60.0
@@ -133,8 +138,10 @@ class Setup(Protocol):
     def start(self, role: str, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
         """Starts a command where the engines of a role are."""
 
-    def options(self, name: str, agent: str) -> dict[str, Any]:
-        """Returns the options of the engine of this name."""
+    def options(self, name: str, agent: str, gated: bool) -> dict[str, Any]:
+        """Returns the options of the engine of this name, whose collectives, if it has any, wait for permits if they
+        are `gated`.
+        """
 
     def sent_share(self, workload: Workload, kind: Kind) -> float:
         """Returns the bytes that a request of a class takes from the sender's links on average, as a share of its
@@ -167,7 +174,7 @@ class OnLink:
         with log.open("wb") as opened:
             return host.start(command, opened, _environment(env))
 
-    def options(self, name: str, agent: str) -> dict[str, Any]:
+    def options(self, name: str, agent: str, gated: bool) -> dict[str, Any]:
         cores = _cores(len(self.sizes.names))[self.sizes.names.index(name)]
         host = self._host(_role(name))
         return engine_options(_role(name), str(host.address), self.model, self.sizes, cores, agent)
@@ -209,8 +216,8 @@ class OneMachine:
         self.started.append(process)
         return process
 
-    def options(self, name: str, agent: str) -> dict[str, Any]:
-        return sim_options(name, self.sizes, agent)
+    def options(self, name: str, agent: str, gated: bool) -> dict[str, Any]:
+        return sim_options(name, self.sizes, agent, gated)
 
     def sent_share(self, workload: Workload, kind: Kind) -> float:
         prefix = workload.prefix_tokens(kind) / workload.tokens(kind)
@@ -250,7 +257,7 @@ def running(
                 _role(name),
             ]
             command += ["--id", name, "--listen", _address(folder, name)]
-            command += ["--config", json.dumps(setup.options(name, agent))]
+            command += ["--config", json.dumps(setup.options(name, agent, policy in GATED))]
             started.append(setup.start(_role(name), command, folder / f"{name}.log"))
         for name, process in zip(sizes.names, started, strict=True):
             _wait_line(folder / f"{name}.log", "ready ", process)
@@ -289,9 +296,9 @@ def engine_options(
     }
 
 
-def sim_options(name: str, sizes: Sizes, agent: str = "") -> dict[str, Any]:
+def sim_options(name: str, sizes: Sizes, agent: str = "", gated: bool = False) -> dict[str, Any]:
     """Returns the options of a sim engine: a decode engine's steps take a millisecond, and each node of a prefill
-    engine has one link, to all engines.
+    engine has one link, to all engines. Collectives wait for permits if they are `gated`.
     """
     link = {"bandwidth_bytes_per_s": sizes.bytes_per_s, "latency_s": 1e-3}
     token_bytes = PROFILES["tick_1ms"].kv_bytes_per_token
@@ -319,6 +326,7 @@ def sim_options(name: str, sizes: Sizes, agent: str = "") -> dict[str, Any]:
             "layer_groups": LAYER_GROUPS,
             # the option counts the bytes of one group
             "collective_bytes_per_token": COLLECTIVE_SHARE * token_bytes / LAYER_GROUPS,
+            "collectives_by_permit": gated,
         }
     return options
 

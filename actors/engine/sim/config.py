@@ -38,7 +38,8 @@ class SimEngineConfig:
     `flow_agent`): a request's KV lies on one of all these nodes, each of which has the `links`. With `layer_groups`
     above 1 a step computes this many groups of layers one after another, and a lent prefix is read group by group while
     the prompt is computed (MFS stage 1). With `collective_bytes_per_token` the nodes exchange this many bytes for each
-    prompt token after each group, over their links to the engine's own id (MFS stage 2).
+    prompt token after each group, over their links to the engine's own id (MFS stage 2). They wait for permits with
+    `collectives_by_permit`; without it they do not, as those of a real engine, which nobody can hold.
     """
 
     engine_id: str
@@ -70,6 +71,7 @@ class SimEngineConfig:
     span: Mapping[str, str] = field(default_factory=dict)
     layer_groups: int = 1
     collective_bytes_per_token: float = 0.0
+    collectives_by_permit: bool = True
     stall_s: float = 5.0
     replace_after_stalls: float = 3.0
 

@@ -83,7 +83,10 @@ class SimEngine:
         self._prefills: dict[str, PrefillTask] = {}
         self._decodes: dict[str, DecodeTask] = {}
         self._puller = Puller(config.pull_timeout_s)
-        self._mover = FlowMover(config, self._timing.transfer_bandwidth_bytes_per_s)
+        bytes_per_s = self._timing.transfer_bandwidth_bytes_per_s
+        self._mover = FlowMover(config, bytes_per_s)
+        gated = config.collectives_by_permit
+        self._exchanger = self._mover if gated else FlowMover(config, bytes_per_s, permits=False)
         self._reads = KvReads(
             config, self._timing, self._model, self._puller, self._mover, self._read_failed, self._clock.kick
         )
@@ -123,7 +126,7 @@ class SimEngine:
             self._free_lease,
             self._pacers,
         )
-        self._collectives = Collectives(self.config, self._timing, self._mover, self._pacers)
+        self._collectives = Collectives(self.config, self._timing, self._exchanger, self._pacers)
         self._reads.start(sink, self._leases)
         if self._faults is not None:
             self._faults.start()
@@ -135,7 +138,8 @@ class SimEngine:
         """
         self._addresses = addresses
         self._puller.attach(me)
-        self._mover.attach(me)
+        for mover in {self._mover, self._exchanger}:
+            mover.attach(me)
 
     def info(self) -> EngineInfo:
         """Returns the facts about this engine, of which only the role changes while it runs."""
@@ -235,7 +239,8 @@ class SimEngine:
         self._prefixes.stop()
         self._reads.stop()
         self._puller.close()
-        self._mover.stop()
+        for mover in {self._mover, self._exchanger}:
+            mover.stop()
         self._leases.stop()
         for pacer in self._pacers.values():
             pacer.stop()

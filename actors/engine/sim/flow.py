@@ -146,10 +146,12 @@ class _Open:
 
 
 class FlowMover:
-    """All flows of one engine, of any stage, whose bytes move in parts: a part for each permit."""
+    """All flows of one engine, of any stage, whose bytes move in parts: a part for each permit. Without `permits` each
+    is posted whole, at once, whether there are agents or not.
+    """
 
-    def __init__(self, config: SimEngineConfig, bytes_per_s: float) -> None:
-        self._config, self._bytes_per_s = config, bytes_per_s
+    def __init__(self, config: SimEngineConfig, bytes_per_s: float, permits: bool = True) -> None:
+        self._config, self._bytes_per_s, self._permits = config, bytes_per_s, permits
         self._reads: dict[str, PermittedReads] = {}
         self._flows: dict[str, _Open] = {}
         self._stopped = False
@@ -165,7 +167,8 @@ class FlowMover:
         for node in self._config.nodes:
             worker = self._config.engine_id if node == self._config.flow_node else f"{me.id}@{node}"
             config = ReaderConfig(self._config.flow_silent_s)
-            client = ReadsClient(self._config.agent_of(node), node, worker, me.secret, config)
+            agent = self._config.agent_of(node) if self._permits else ""
+            client = ReadsClient(agent, node, worker, me.secret, config)
             self._reads[node] = PermittedReads(
                 client, self._bytes_per_s, self._post, self._finished, self._broken
             )

@@ -40,12 +40,17 @@ PROMISES: dict[Kind, Promise] = {"tight": Promise(60.0, 1.0), "loose": Promise(1
 
 @contextlib.asynccontextmanager
 async def engines(
-    folder: Path, agent: str = "", router: str = "", sizes: Sizes = SIZES, **options: Any
+    folder: Path,
+    agent: str = "",
+    router: str = "",
+    sizes: Sizes = SIZES,
+    gated: bool = False,
+    **options: Any,
 ) -> AsyncIterator[tuple[Running, list[EngineServer]]]:
     servers = []
     for name in SIZES.names:
         role = name.partition("-")[0]
-        own = sim_options(name, sizes, agent) | options
+        own = sim_options(name, sizes, agent, gated) | options
         engine = ENGINES["sim"].make(engine_config("sim", {"engine_id": name, "role": role}, own))
         server = EngineServer(
             engine, Identity("engine", name, SECRET.encode()), [f"unix:{folder}/{name}"], node=name
@@ -159,8 +164,8 @@ async def test_an_agent_holds_reads_that_contend_and_all_are_answered(tmp_path: 
 async def test_a_cold_engine_reads_the_prefix_that_the_first_one_lends_or_computes_it(tmp_path: Path) -> None:
     workload = dataclasses.replace(WORKLOAD, cold_share=0.5, fresh=True)
     async with (
-        agent(tmp_path, "mfs") as (address, router),
-        engines(tmp_path, address, router) as (running, servers),
+        agent(tmp_path, "mfs-gated") as (address, router),
+        engines(tmp_path, address, router, gated=True) as (running, servers),
     ):
         client, reports = Client(running, workload, PROMISES), Reports(router)
         await reports.start()

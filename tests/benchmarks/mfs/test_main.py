@@ -77,6 +77,14 @@ def test_what_was_measured_is_not_measured_again_unless_it_is_invalid(tmp_path: 
 
 
 def test_promises_are_multiples_of_what_a_class_takes_alone() -> None:
-    lone = {"ttft_s": {"tight": 0.5, "loose": 2.0}, "after_kv_s": {"tight": 0.1, "loose": 0.2}}
-    promise = command._promise(lone, "loose", Workload(slo_factor=3.0))
+    times: dict[str, dict[str, float]] = {
+        "ttft_s": {"tight": 0.5, "loose": 2.0},
+        "after_kv_s": {"tight": 0.1, "loose": 0.2},
+        "cold_ttft_s": {},
+    }
+    promise = command._promise(times, "loose", Workload(slo_factor=3.0))
     assert (promise.ttft_s, promise.after_kv_s) == (6.0, 0.2)
+    # the slower way of a class decides
+    times["cold_ttft_s"] = {"tight": 0.4, "loose": 2.5}
+    assert command._promise(times, "tight", Workload(slo_factor=3.0)).ttft_s == 1.5
+    assert command._promise(times, "loose", Workload(slo_factor=3.0)).ttft_s == 7.5

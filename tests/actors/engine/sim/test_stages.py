@@ -286,6 +286,19 @@ async def test_an_agent_that_goes_holds_no_collective_up(site: Site) -> None:
     assert p.engine.metrics().collectives == GROUPS
 
 
+async def test_collectives_that_need_no_permit_are_neither_held_nor_told_of(
+    patient: None, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_agent()
+    monkeypatch.setattr(Desk, "_permit", lambda desk, permit: None)
+    p = await site.prefill(links={"*": SimLink(50e6)}, collectives_by_permit=False, **SPAN)
+    await site.joined(2)
+    await p.prefilled("r", PROMPT)
+    assert p.engine.metrics().collectives == GROUPS
+    assert site.flows(Stage.COLLECTIVE) == []
+    assert not [m for m in site.told if isinstance(m, Unscheduled)]
+
+
 async def test_a_collective_that_is_held_for_too_long_is_posted_all_the_same(
     patient: None, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
