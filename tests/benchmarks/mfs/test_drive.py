@@ -164,7 +164,7 @@ async def test_an_agent_holds_reads_that_contend_and_all_are_answered(tmp_path: 
 async def test_a_cold_engine_reads_the_prefix_that_the_first_one_lends_or_computes_it(tmp_path: Path) -> None:
     workload = dataclasses.replace(WORKLOAD, cold_share=0.5, fresh=True)
     async with (
-        agent(tmp_path, "mfs-gated") as (address, router),
+        agent(tmp_path, "mfs") as (address, router),
         engines(tmp_path, address, router, gated=True) as (running, servers),
     ):
         client, reports = Client(running, workload, PROMISES), Reports(router)
