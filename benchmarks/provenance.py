@@ -26,7 +26,6 @@ MISSING = frozenset(
         "experiments/forecast_value.json",
         "experiments/overload_shedding.json",
         "hostile/hostile.json",
-        "mfs/sim.json",
         "overload/sim.json",
         "overload/vllm.json",
         "peers/gpu.json",

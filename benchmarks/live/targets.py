@@ -13,11 +13,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from actors.engine.vllm.config import DEFAULT_ENVIRONMENT, Device
 from benchmarks.live.servers import ROOT, Command, ServerError, free_ports, python
 
 MODEL = "smollm2-135m-instruct"
@@ -66,7 +65,7 @@ class EngineOptions:
     slots: int = 32
     kv_space_gib: int = 1
     dtype: str = "float32"
-    device: Device = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     gpu_memory_utilization: float | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -147,8 +146,8 @@ def server_argv(options: EngineOptions, model_dir: str, port: int) -> list[str]:
 
 
 def server_environment(options: EngineOptions, cores: str) -> dict[str, str]:
-    """Returns the environment of vLLM's own server, which is that of Sluice's engines. On a CPU it computes on `cores`,
-    as vLLM takes them.
+    """Returns the environment of vLLM's own server, which is that of Sluice's engines but for what concerns KV. It
+    computes on `cores`, as vLLM takes them, where it is on a CPU.
     """
     env = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -158,7 +157,7 @@ def server_environment(options: EngineOptions, cores: str) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
     }
     if options.device == "cuda":
-        return {**env, **DEFAULT_ENVIRONMENT["cuda"], "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        return env | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     return env | {
         "VLLM_CPU_OMP_THREADS_BIND": cores,
         # An inherited value would override the argument.

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from actors.engine.vllm.config import Device
+from actors.engine.vllm.config import DEFAULT_ENVIRONMENT, Device
 from actors.engine.vllm.plugin import NAP_ENV
 from benchmarks.live import targets
 from benchmarks.live.servers import Command, free_ports, python
@@ -52,7 +52,7 @@ def engine_environment(options: EngineOptions, bound: str) -> dict[str, str]:
     """
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", **targets.server_environment(options, bound)}
     if options.device == "cuda":
-        return env
+        return {**env, **DEFAULT_ENVIRONMENT["cuda"]}
     return env | {"VLLM_SSM_CONV_STATE_LAYOUT": "DS", NAP_ENV: "1"}
 
 

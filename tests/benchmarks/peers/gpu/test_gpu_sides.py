@@ -91,11 +91,9 @@ def test_the_routers_servers_get_the_options(tmp_path: Path) -> None:
 
 
 def test_corrections_for_cpus_stay_away_and_ucx_is_set_as_for_sluice(tmp_path: Path) -> None:
-    for env in (
-        engine_environment(OPTIONS[PD], "0-3"),
-        commands(ONE, tmp_path, "/m", None)[VLLM].env,
-    ):
-        assert DEFAULT_ENVIRONMENT["cuda"].items() <= env.items()
+    moving, alone = engine_environment(OPTIONS[PD], "0-3"), commands(ONE, tmp_path, "/m", None)[VLLM].env
+    assert DEFAULT_ENVIRONMENT["cuda"].items() <= moving.items()
+    for env in (moving, alone):
         assert not any(name.startswith(("VLLM_CPU", "SLUICE", "TORCH_COMPILE")) for name in env)
     assert kv_transfer("kv_producer", "cuda") == {
         "kv_connector": "NixlConnector",
