@@ -32,7 +32,7 @@ from benchmarks.live.measure import Measurement
 from benchmarks.live.servers import Server, ServerError, running
 from benchmarks.peers import environment, tokenising, turns
 from benchmarks.peers.report import draw, markdown, rows
-from benchmarks.peers.rows import CLIENTS, PROMPTS, PYTHON, WRK, Case, chosen
+from benchmarks.peers.rows import CLIENTS, PROMPTS, PYTHON, WRK, Case, chosen, times_of
 from benchmarks.peers.sides import HOT, LEAN, MODEL, ROUTER, SIDES, SLUICE, Ticks, command_of
 from benchmarks.progress import teller
 
@@ -111,10 +111,7 @@ def sample_of(found: Measurement, case: Case, number: int, side: str) -> dict[st
         "other_cores": found.other_cores,
         "failures": found.failures,
     }
-    for name, times in (("ttft", found.ttft_ms), ("e2e", found.e2e_ms), ("tpot", found.tpot_ms)):
-        if times is not None:
-            sample |= {f"{name}_p50_ms": times["p50"], f"{name}_p99_ms": times["p99"]}
-    return sample
+    return sample | times_of(found)
 
 
 def run(

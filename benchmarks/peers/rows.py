@@ -9,7 +9,7 @@ and of 10,000 streams the issue has aims too, which are no matter of this benchm
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.live.measure import Plan
+from benchmarks.live.measure import Measurement, Plan
 from benchmarks.peers.sides import ROUTER
 
 PYTHON, WRK = "python", "wrk"
@@ -142,3 +142,13 @@ def own_aim(case: Case, measure: str) -> Aim | None:
     if measure == HOT_CPU_TOKEN and case.tokens == 500:
         return Aim(most=0.02)
     return None
+
+
+def times_of(found: Measurement) -> dict[str, float]:
+    """Returns the percentiles of a row's TTFT, whole answers and TPOT in milliseconds, as results keep them."""
+    return {
+        f"{name}_{quantile}_ms": times[quantile]
+        for name, times in (("ttft", found.ttft_ms), ("e2e", found.e2e_ms), ("tpot", found.tpot_ms))
+        if times is not None
+        for quantile in ("p50", "p99")
+    }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.live.measure import Measurement, Plan
-from benchmarks.peers.rows import ENDLESS, RATE, TTFT_P50, Aim
+from benchmarks.peers.rows import ENDLESS, RATE, TTFT_P50, Aim, times_of
 
 TPOT_P50, CPU, IDLE, MEMORY = "tpot_p50_ms", "cpu_ms_per_token", "idle_cores", "memory_gib"
 
@@ -58,7 +58,7 @@ def aim(case: Case, measure: str) -> Aim | None:
 
 def sample_of(found: Measurement, row: str) -> dict[str, Any]:
     """Returns one row of one side and round, as the result keeps it. CPU times are milliseconds a token."""
-    sample: dict[str, Any] = {
+    return {
         "row": row,
         "requests": found.requests,
         "requests_per_s": found.requests_per_s,
@@ -66,8 +66,5 @@ def sample_of(found: Measurement, row: str) -> dict[str, Any]:
         "cpu_ms": found.cpu_ms_per_token,
         "other_cores": found.other_cores,
         "failures": found.failures,
+        **times_of(found),
     }
-    for name, times in (("ttft", found.ttft_ms), ("e2e", found.e2e_ms), ("tpot", found.tpot_ms)):
-        if times is not None:
-            sample |= {f"{name}_p50_ms": times["p50"], f"{name}_p99_ms": times["p99"]}
-    return sample
