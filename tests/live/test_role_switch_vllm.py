@@ -7,6 +7,7 @@ The application has no autoscaler, so the orders are an administrator's; an auto
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,19 +18,20 @@ import httpx
 import pytest
 
 from tests.live.serving import PATIENCE_S, App
-from tests.live.vllm_app import APP_BLOCK, KV_TOKEN_BYTES, NEAR_TIE, ON_CPU
+from tests.live.vllm_app import APP_BLOCK, KV_TOKEN_BYTES, NEAR_TIE
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PROMPT = "Once upon a time there was a lighthouse keeper"
 """A text shorter than a KV block on either device: nothing of it is cached, and each transfer moves one block."""
 
-STREAM_TOKENS = 200 if ON_CPU else 2000
-"""Length of a stream that is to outlast two orders and a report of the router, which comes once a second.
-
-ASSUMPTION: they take 3 s at most; a token took about 50 ms on a core of an AMD EPYC (benchmarks/results/dtype), and
-takes at least 2 ms on a GPU.
+STREAM_S = 10.0
+"""Time that a stream takes about, and with which it outlasts two orders and a report of the router, which comes once a
+second. ASSUMPTION: they take a third of it at most, also on a busy machine.
 """
+
+LENGTHS = (64, 2000)
+"""The least and the greatest length of a stream in tokens; the greatest one fits into the context."""
 
 Tokens = list[tuple[str, dict[str, float]]]
 """The tokens of an answer, each with the likeliest ones at its place and their log probabilities in nats."""
@@ -46,10 +48,10 @@ class Answer:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-def stream(app: App, answer: Answer) -> None:
-    """Reads one stream into `answer` until it ends."""
+def stream(app: App, answer: Answer, tokens: int) -> None:
+    """Reads one stream of `tokens` tokens into `answer` until it ends."""
     body = {
-        "prompt": PROMPT, "max_tokens": STREAM_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 2,
+        "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": 2,
         "stream": True,
     }  # fmt: skip
     with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=PATIENCE_S) as events:
@@ -66,6 +68,19 @@ def stream(app: App, answer: Answer) -> None:
                     answer.began.set()
 
 
+def length_here(app: App) -> int:
+    """Returns how many tokens take about `STREAM_S` on this machine."""
+    probe = Answer()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(stream, app, probe, 17)
+        assert probe.began.wait(PATIENCE_S), "no token has come"
+        began_s = time.monotonic()
+        reading.result(PATIENCE_S)
+    token_s = (time.monotonic() - began_s) / 16
+    least, most = LENGTHS
+    return max(least, min(most, round(STREAM_S / token_s)))
+
+
 @contextmanager
 def under_way(app: App, undisturbed: Tokens) -> Iterator[Answer]:
     """A stream that is being decoded when the block begins, and still when it ends; then it must end like the
@@ -75,7 +90,7 @@ def under_way(app: App, undisturbed: Tokens) -> Iterator[Answer]:
 
     def read() -> None:
         try:
-            stream(app, answer)
+            stream(app, answer, len(undisturbed))
         finally:
             answer.ended.set()
             answer.began.set()
@@ -88,13 +103,13 @@ def under_way(app: App, undisturbed: Tokens) -> Iterator[Answer]:
         reading.result(PATIENCE_S)
     assert_same(answer.tokens, undisturbed)
     assert not had_ended, (
-        "the stream had ended before all orders were carried out: STREAM_TOKENS is too small here"
+        "the stream had ended before all orders were carried out: STREAM_S is too short here"
     )
 
 
 def assert_same(tokens: Tokens, undisturbed: Tokens) -> None:
     """Fails if an answer is not the undisturbed one. They may part at a near tie: sums differ by batch shape."""
-    assert len(tokens) == len(undisturbed) == STREAM_TOKENS
+    assert len(tokens) == len(undisturbed)
     for n, ((one, mine), (other, theirs)) in enumerate(zip(tokens, undisturbed, strict=True)):
         if one != other:
             # in each answer the other's token must be nearly as likely
@@ -166,6 +181,8 @@ def test_streams_go_on_while_engines_change_places_and_a_warm_one_is_activated(
     vllm_app: App, pair: tuple[str, str]
 ) -> None:
     app, (p, d) = vllm_app, pair
+    length = length_here(app)
+    app.wait_idle()
 
     def pulled(what: str) -> list[float]:
         """Returns how much `p` and `d` have pulled since they started."""
@@ -177,7 +194,7 @@ def test_streams_go_on_while_engines_change_places_and_a_warm_one_is_activated(
     failures = app.metric("sluice_kv_transfer_failures_total")
 
     first = Answer()
-    stream(app, first)
+    stream(app, first, length)
     undisturbed = first.tokens
     assert way(app, first.request_id) == [p, d]
 
