@@ -7,11 +7,14 @@ ARGS ?=
 PY = $(VENV)/bin/python
 PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
-PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py tests/live/test_vllm_failures.py
+PAIR = tests/live/test_default_config.py $(wildcard tests/live/vllm_pair/test_*.py) tests/live/test_vllm_failures.py
 SLOW = live or vllm or chaos or browser
+# What only `make test-nightly` and `make test-hosts` run.
+LATER = nightly or hosts
 # The files whose tests have these markers: to collect all takes a minute. tests/conftest.py sees that none is missed.
-VLLM = $(filter-out $(PAIR),$(shell grep -rl --include='test_*.py' 'mark\.vllm' tests))
-SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|chaos|browser)' tests))
+IMPORTS_VLLM = $(shell grep -rl --include='test_*.py' 'mark\.vllm' tests)
+VLLM = $(filter-out $(PAIR),$(filter tests/live/% tests/chaos/%,$(IMPORTS_VLLM)))
+SIM = $(filter-out $(PAIR) $(VLLM),$(shell grep -rlE --include='test_*.py' 'mark\.(live|vllm|chaos|browser)' tests))
 # The rooms of the compiled modules, and the files with tests that only pure Python allows.
 HOT = tests/policies/state tests/policies/dispatch tests/actors/wire tests/app/api/test_chunks.py
 PURE = $(filter-out $(addsuffix %,$(HOT)),$(shell grep -rl --include='test_*.py' 'mark\.pure' tests))
@@ -19,7 +22,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-gpu bench-permits bench-policies bench-scaling bench-scaling-live bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
+.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-nightly test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-gpu bench-permits bench-policies bench-scaling bench-scaling-live bench-streams bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,30 +43,33 @@ setup-browser: ## install Debian's chromium for the tests of the dashboard's pag
 serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 	@exec scripts/serve.sh
 
-test: setup ## all tests: first the fast ones, then those that start Ray and engines; all parts run, whichever fails
+test: setup ## the tests: first the fast ones, then those that start Ray and engines; all parts run, whichever fails
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
 test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or $(LATER))" -n auto --maxprocesses 4 --dist worksteal
 	@$(MAKE) --no-print-directory test-pure
 
 test-pure: setup ## the tests of the modules that are compiled, in pure Python
-	SLUICE_PURE=1 OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or hosts)" $(sort $(HOT) $(PURE))
+	SLUICE_PURE=1 OMP_NUM_THREADS=1 $(PYTEST) -m "not ($(SLOW) or $(LATER))" -n auto --maxprocesses 4 --dist worksteal $(sort $(HOT) $(PURE))
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
 
 test-live-pair: setup
-	$(PYTEST) -m "$(SLOW)" $(PAIR)
+	$(PYTEST) -m "($(SLOW)) and not ($(LATER))" $(PAIR)
 
-test-live-app: setup ## those of whole applications on vLLM, one at a time, then those on sim engines (LIVE_APPS at a time)
+test-live-app: setup ## those of whole applications on vLLM, one at a time, then all others (LIVE_APPS at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-vllm test-live-sim
 
 test-live-vllm: setup
-	$(PYTEST) -m "vllm and not hosts" $(VLLM)
+	$(PYTEST) -m "vllm and not ($(LATER))" $(VLLM)
 
 test-live-sim: setup
-	$(PYTEST) -m "($(SLOW)) and not (vllm or hosts)" -n $(LIVE_APPS) --dist loadfile --no-loadscope-reorder $(SIM)
+	$(PYTEST) -m "($(SLOW)) and not ($(LATER))" -n $(LIVE_APPS) --dist loadfile --no-loadscope-reorder $(SIM)
+
+test-nightly: setup ## the longest tests, one at a time: what takes an application or an engine of its own for minutes
+	$(PYTEST) -m "nightly and not hosts" tests
 
 test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
 	$(PYTEST) -s -m hosts tests/hosts
@@ -157,6 +163,9 @@ fuzz: setup ## hostile input by a seed (tests/fuzz): ARGS="--seed 2 --requests 1
 bench-overload: setup ## live: goodput and shares of four tenants at 0.8 to 20 times capacity, on sim engines beside vllm-router and the simulator, then on vLLM beside its own server (two hours; the experiments overload and fairness are the simulator alone)
 	$(PY) -m benchmarks.overload $(ARGS)
 	$(PY) -m benchmarks.overload --setup vllm $(ARGS)
+
+bench-streams: setup ## live on sim engines: 10,000 streams at once (memory, CPU, gaps), and the most at 20 ms a step (9 minutes; ARGS="--streams 1000")
+	$(PY) -m benchmarks.live.streams --out benchmarks/results/streams $(ARGS)
 
 bench-hostile: setup ## live on sim engines: the streams of others beside slow readers, half-open senders, idle connections and large requests (a quarter of an hour)
 	$(PY) -m benchmarks.hostile $(ARGS)

@@ -147,7 +147,15 @@ def fleet_of(
         for name, deployment in deployments.items()
     }
     deployed_s, deploying = float(own.get("last_deployed_time_s") or 0.0), own.get("status") == _DEPLOYING
-    return Fleet(groups, dict(crowds), head, deployed_s, deploying)
+    companions = tuple(
+        sorted(
+            r["replica_id"]
+            for name, deployment in own["deployments"].items()
+            if name not in deployments.values()
+            for r in deployment["replicas"]
+        )
+    )
+    return Fleet(groups, dict(crowds), head, deployed_s, deploying, companions)
 
 
 def _replica(told: Mapping[str, Any]) -> Replica:

@@ -105,7 +105,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                     runs,
                     config.model.served_name,
                     options.get("class_slo", {}),
-                    Target(config.ingress.port, config.ingress.url),
+                    Target(config.ingress.port, config.ingress.url, config.ingress.tls_cert),
                     tuple(options.get("admin_keys", ())),
                     config.wire,
                 ),

@@ -148,8 +148,9 @@ class EngineGroupConfig(EngineConfig):
         return self.scaling.warm if self.scaling.warm_max is None else self.scaling.warm_max
 
     def check(self) -> None:
-        """Raises ValueError for a drain time, a number of GPUs or a placement group that cannot be used. Ray and Serve
-        also refuse the latter two, but only when they place a replica, and name no key of this configuration.
+        """Raises ValueError for a drain time, a number of GPUs or a placement group that cannot be used, or not with
+        these options. Ray, Serve and vLLM refuse most of these, too, but only when they place or start a replica, and
+        name no key of this configuration.
         """
         if self.drain_s <= self.lease_s:
             raise ValueError(
@@ -175,6 +176,10 @@ class EngineGroupConfig(EngineConfig):
                     f" at least {', '.join(f'{name}: {least:g}' for name, least in short.items())} (num_cpus, num_gpus"
                     " and resources of the group)"
                 )
+        try:
+            self._placed_options()
+        except ValueError as error:
+            raise ValueError(f"engines.{self.name}.{error}") from None
 
     def check_scaling(self) -> None:
         """Raises ValueError for bounds of an autoscaled group that exclude one another."""
@@ -194,8 +199,20 @@ class EngineGroupConfig(EngineConfig):
 
     @property
     def engine(self) -> EngineConfig:
-        """The settings that a replica is started with, which do not include the number and the place of replicas."""
-        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+        """The settings that a replica is started with, which do not include the number and the place of replicas. Its
+        options say what follows from the place, such as the device. Raises ValueError where `check` does.
+        """
+        given = {name: getattr(self, name) for name in EngineConfig.model_fields}
+        return EngineConfig(**{**given, "options": self._placed_options()})
+
+    @property
+    def bundle_gpus(self) -> tuple[float, ...]:
+        """The GPUs of each bundle of a replica's placement group; none without one."""
+        return tuple(bundle.get("GPU", 0.0) for bundle in self.placement_group_bundles or ())
+
+    def _placed_options(self) -> dict[str, Any]:
+        place = ENGINES[self.kind].place
+        return self.options if place is None else place(self.options, self.num_gpus, self.bundle_gpus)
 
     @property
     def prewarms(self) -> bool:
@@ -206,7 +223,7 @@ class EngineGroupConfig(EngineConfig):
     @property
     def shares_cores(self) -> bool:
         """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
-        return ENGINES[self.kind].uses_cores and not self.num_gpus
+        return ENGINES[self.kind].uses_cores and not self.num_gpus and not any(self.bundle_gpus)
 
 
 class ScalingConfig(Strict):

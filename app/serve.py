@@ -193,6 +193,8 @@ def _environment() -> None:
     """Sets what Ray reads from the environment when it starts."""
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A thread that still deploys when this program ends Ray must fail, and not start another Ray with its next call.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     # Ray would run its workers, and so our router and engines, at nice 15: any other program would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine may be overloaded.

@@ -10,6 +10,7 @@ python -m benchmarks document
 python -m benchmarks check
 python -m benchmarks traces
 python -m benchmarks workload mooncake-conversation --traces DIR
+python -m benchmarks trace FILE
 """
 
 from __future__ import annotations
@@ -159,6 +160,32 @@ def _arguments() -> argparse.ArgumentParser:
     workload.add_argument("--seed", type=int, default=0)
     _traces(workload)
     workload.set_defaults(command=_workload)
+
+    own = commands.add_parser("trace", help="decode policies compared on a request trace of your own")
+    own.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="rows of Mooncake, Azure or BurstGPT, plain or .xz; an archive of ServeGen",
+    )
+    own.add_argument("--requests", type=int, metavar="N", help="requests of each window (default: up to 300)")
+    own.add_argument("--seeds", type=int, default=5, metavar="N", help="windows (default %(default)s)")
+    own.add_argument(
+        "--load",
+        type=float,
+        default=0.7,
+        metavar="X",
+        help="rate, as a share of what the cluster carries (default %(default)s)",
+    )
+    own.add_argument("--ttft-slo", type=float, default=5.0, metavar="S", help="seconds (default %(default)s)")
+    own.add_argument("--tpot-slo", type=float, default=0.1, metavar="S", help="seconds (default %(default)s)")
+    own.add_argument(
+        "--skip-unusable",
+        action="store_true",
+        help="leave out rows without tokens, or too long for an engine",
+    )
+    own.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    own.set_defaults(command=_trace)
     return parser
 
 
@@ -454,6 +481,19 @@ def _workload(args: argparse.Namespace) -> int:
     requests = build(WorkloadSpec(name=args.name, requests=args.requests), args.seed)
     for label, value in describe(requests).items():
         print(f"{label:28s} {report.number(value)}")
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from benchmarks import own_trace
+
+    options = own_trace.Options(
+        args.requests, args.seeds, args.load, args.ttft_slo, args.tpot_slo, args.skip_unusable
+    )
+    jobs = _jobs(args.jobs)
+    planned = own_trace.plan(args.file, options)
+    print("\n".join(planned.head), flush=True)
+    print(own_trace.table(own_trace.run(planned, jobs)))
     return 0
 
 

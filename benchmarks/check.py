@@ -13,6 +13,8 @@
   commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
   has changed since is none; such files are listed, here and in docs/results.md. So are live results of a machine that
   was overloaded before they were measured.
+- No row that has an aim and an interval is judged otherwise than by the interval (`benchmarks.experiments.base.aimed`):
+  met or missed where all of it says so, else open.
 - Where aims were stated before a run (`benchmarks.aims.stated`), they are those of the rows, and their digest is that
   of the file in the commit of the runs. Aims that were changed since are noted.
 """
@@ -22,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +37,7 @@ from benchmarks.chaos.report import page_of
 from benchmarks.checkout import PRODUCT, ROOT, Origin, code_at, code_digest, imported, no_history
 from benchmarks.document import OTHERS, document, expected, section
 from benchmarks.experiments import registry
-from benchmarks.experiments.base import ExperimentError
+from benchmarks.experiments.base import JUDGED, ExperimentError, Row
 from benchmarks.live.machine import overload
 from benchmarks.predictors.page import markdown
 from benchmarks.results_io import RUNS, Stored, load, row_as_json
@@ -120,6 +122,7 @@ def _experiments(results: Path, checked: Checked) -> dict[str, Stored]:
             stored = found[file] = load(path)
             rows = [*_misplaced(file, stored), *_other_size(file, stored), *_wrong_rows(file, stored)]
             rows += _other_aims(file, stored, checked)
+            rows += _judged_otherwise(file, stored.rows)
         except ExperimentError as error:
             checked.problems.append(str(error))
             continue
@@ -176,6 +179,22 @@ def _wrong_rows(file: str, stored: Stored) -> Iterator[str]:
                 )
 
 
+def _judged_otherwise(file: str, rows: Iterable[Row]) -> Iterator[str]:
+    """Yields a sentence for each row with an aim and an interval whose verdict is not that of the one rule
+    (`benchmarks.experiments.base.aimed`), and for each that does not say what its aim asks for.
+    """
+    for row in rows:
+        if not row.aim or row.half_width is None:
+            continue
+        if not row.bounded:
+            yield f"{file}: {row.name!r} has an aim and an interval and no bounds: judge it with `aimed`"
+        elif row.met != row.verdict:
+            yield (
+                f"{file}: {row.name!r} is {JUDGED[row.met]}, and {JUDGED[row.verdict]} by its interval: judge it with"
+                " `aimed`"
+            )
+
+
 def _other_aims(file: str, stored: Stored, checked: Checked) -> Iterator[str]:
     """Yields a sentence for each row whose aim is not the one that was stated before the run. Notes aims that were
     changed after it.
@@ -225,6 +244,7 @@ def _others(results: Path, checked: Checked) -> None:
                 file, provenance.of_other(whole), "; ".join(commands), of_known
             )
             checked.problems += _other_command(file, commands)
+            checked.problems += _judged_otherwise(file, OTHERS[file].read(whole))
             load = overload(whole)
             if load is not None:
                 checked.notes.append(f"{file} is of an overloaded machine: {load}")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import provenance
-from benchmarks.aims.whose import JUDGED, Whose, counted, whose
-from benchmarks.experiments.base import Results, Row
+from benchmarks.aims.whose import Whose, counted, whose
+from benchmarks.experiments.base import JUDGED, Results, Row
 from benchmarks.results_io import Stored, load_all, write_text
 from benchmarks.workloads.catalog import stand_in
 

@@ -275,12 +275,15 @@ def rounded(value: Any, digits: int) -> Any:
     return [rounded(entry, digits) for entry in value] if isinstance(value, list | tuple) else value
 
 
+_FLOATS = ("paper", "ours", "half_width", "difference", "least", "most", "above")
+
+
 def row_as_json(row: Row) -> dict[str, Any]:
     """Returns a row as a results file keeps it: without its empty fields, with numbers of `DIGITS` digits.
 
     The row's numbers and booleans may be numpy's.
     """
-    figures = {name: getattr(row, name) for name in ("paper", "ours", "half_width", "difference")}
+    figures = {name: getattr(row, name) for name in _FLOATS}
     floats = {name: None if value is None else float(value) for name, value in figures.items()}
     whole = {**asdict(row), **floats, "met": None if row.met is None else bool(row.met)}
     found = {

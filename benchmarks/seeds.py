@@ -8,7 +8,7 @@ interval is wide, and the bootstrap interval is too narrow (five seeds have only
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,12 +80,51 @@ def paired(base: Sequence[float], ours: Sequence[float]) -> Paired:
     return Paired(before, spread(ours), spread(differences), _bootstrap(differences), relative)
 
 
-def met(low: float, high: float, least: float | None = None, most: float | None = None) -> bool | None:
-    """Returns whether an aim is met: True or False if the whole 95 % interval says so, None if it says neither."""
-    if least is not None:
-        return True if low >= least else False if high < least else None
-    assert most is not None
-    return True if high <= most else False if low > most else None
+def met(
+    low: float,
+    high: float,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> bool | None:
+    """Returns whether an aim is met: True or False if the whole 95 % interval says so, None if it says neither.
+
+    The aim is a figure of at least `least`, at most `most` and more than `above`, as far as they are given. Raises
+    ValueError where none is.
+    """
+    if least is None and most is None and above is None:
+        raise ValueError("an aim needs a bound: give least, most or above")
+    within = (
+        (least is None or low >= least) and (most is None or high <= most) and (above is None or low > above)
+    )
+    beyond = (
+        (least is not None and high < least)
+        or (most is not None and low > most)
+        or (above is not None and high <= above)
+    )
+    return True if within else False if beyond else None
+
+
+def all_met(verdicts: Iterable[bool | None]) -> bool | None:
+    """Returns whether an aim on several figures is met: False where one misses it, else None where one is open."""
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float | None]:
+    """Returns the ratio of the means of values of the same seeds, and half of its 95 % interval (None for one seed).
+
+    The interval is that of the mean of over - ratio * under, over the mean of `under` (the ratio estimator of sampling
+    theory). Raises ValueError for unequal numbers of values, and for a mean of 0 below.
+    """
+    if len(over) != len(under):
+        raise ValueError(f"{len(over)} values over {len(under)}: pair the same seeds")
+    below = spread(under).mean
+    if below == 0:
+        raise ValueError("the mean below the ratio is 0")
+    found = spread(over).mean / below
+    half = spread([a - found * b for a, b in zip(over, under, strict=True)]).half_width
+    return found, None if half is None else half / abs(below)
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float] | None:

@@ -10,8 +10,9 @@ with Sluice() as client:
         ],
         max_tokens=40,
         temperature=0,
-        # Sluice's own fields: which requests come first, and the latency that this one should see.
-        priority="interactive",
+        # Sluice's own fields: which requests come first ("interactive" needs an API key that allows it), and which
+        # latency this one should see.
+        priority="standard",
         slo=SLO(ttft_ms=500),
         session="example",
     )

@@ -15,8 +15,8 @@ stream = client.chat.completions.create(
     temperature=0,
     stream=True,
     stream_options={"include_usage": True},
-    # Sluice's own fields travel in `extra_body`.
-    extra_body={"priority": "interactive", "slo": {"ttft_ms": 500}},
+    # Sluice's own fields travel in `extra_body`; "interactive" needs an API key that allows it.
+    extra_body={"priority": "standard", "slo": {"ttft_ms": 500}},
 )
 for chunk in stream:
     for choice in chunk.choices:

@@ -34,7 +34,7 @@ class TrainCommand:
             "--source",
             type=Path,
             required=True,
-            help="a Mooncake .jsonl or Azure 2023 .csv trace (plain or .xz), a ServeGen folder or .tar.xz, "
+            help="a Mooncake, Azure or BurstGPT trace (plain or .xz), a ServeGen folder or .tar.xz, "
             "or the folder of an outcome log",
         )
         parser.add_argument("--models", type=Path, required=True, help="folder in which the model is stored")

@@ -3,14 +3,18 @@ them.
 
 - mooncake: Mooncake (FAST'25), github.com/kvcache-ai/Mooncake; JSON lines of timestamp ms, input_length,
   output_length, hash_ids
-- azure2023: github.com/Azure/AzurePublicDataset; CSV of TIMESTAMP, ContextTokens, GeneratedTokens
+- azure2023: github.com/Azure/AzurePublicDataset; CSV of TIMESTAMP, ContextTokens, GeneratedTokens. The rows of 2024
+  have the same columns.
+- burstgpt: github.com/HPMLL/BurstGPT; CSV of Timestamp (s), Request tokens, Response tokens, and others
 - servegen: github.com/alibaba/ServeGen; per client rate windows and length marginals (`servegen.py`)
+
+The first line of a file tells its kind, whatever its name is; only .xz at its end counts.
 
 The traces say when a request came, not when it ended. A finish time is needed to decide which lengths are known at
 a given time. It is set to arrival + FIRST_TOKEN_S + output * TOKEN_S, and is used for nothing else.
 
-ServeGen's prompts have no identity. Mooncake's `hash_ids` name the prompt's 512-token blocks, which identify the
-prompt, its head and its conversation. Azure has only lengths. A field that the source lacks stays None.
+ServeGen's prompts have no identity, and BurstGPT and Azure have only lengths. Mooncake's `hash_ids` name the prompt's
+512-token blocks, which identify the prompt, its head and its conversation. A field that the source lacks stays None.
 """
 
 from __future__ import annotations
@@ -33,6 +37,14 @@ FIRST_TOKEN_S = 1.0
 TOKEN_S = 0.03  # ASSUMPTION: 33 tokens/s per request
 MOONCAKE_BLOCK_TOKENS = 512
 _TEMPLATE_BLOCKS = 2
+MOST_TOKENS = 10_000_000
+"""ASSUMPTION: no prompt and no output has more tokens; a count above it is a damaged one."""
+MOST_MS = 1e15
+"""ASSUMPTION: no time lies so far from its clock's zero; it is 31,000 years."""
+_LONGEST_HEADER = 10_000
+"""Characters of a file's first line that are looked at to tell its kind."""
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
 
 class TraceError(PredictorError):
@@ -48,8 +60,8 @@ def open_text(path: Path) -> io.TextIOBase:
             f"{path}: no such trace file; predictors/traces.py says where the originals are published"
         )
     if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="")
-    return path.open("r", encoding="utf-8", newline="")
+        return lzma.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open("r", encoding="utf-8-sig", newline="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +78,10 @@ class TraceRow:
 
 
 def trace_rows(path: Path) -> Iterator[TraceRow]:
-    """Yields the rows of a Mooncake (.jsonl) or Azure 2023 (.csv) trace, plain or .xz, in the file's order. Raises
-    TraceError with file and line.
+    """Yields the rows of a Mooncake, Azure or BurstGPT trace, plain or .xz, in the file's order. Raises TraceError
+    with file and line.
     """
-    _, read = _reader(path)
+    read = _READERS[trace_format(path)]
     with open_text(path) as lines:
         try:
             yield from read(path, lines)
@@ -78,8 +90,30 @@ def trace_rows(path: Path) -> Iterator[TraceRow]:
 
 
 def trace_format(path: Path) -> str:
-    """Returns `mooncake` or `azure2023`, according to the file's name. Raises TraceError for any other name."""
-    return _reader(path)[0]
+    """Returns `mooncake`, `azure2023` or `burstgpt`, according to the first line that is not empty. Raises TraceError
+    if it is that of no such trace.
+    """
+    with open_text(path) as lines:
+        try:
+            number, first = 1, lines.readline(_LONGEST_HEADER)
+            while first and not first.strip():
+                number, first = number + 1, lines.readline(_LONGEST_HEADER)
+        except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+            raise TraceError(f"{path}: damaged file: {error}") from error
+    if not first:
+        raise TraceError(f"{path}:1: no requests in it: the file is empty")
+    if first.lstrip().startswith("{"):
+        return "mooncake"
+    columns = {column.strip().strip('"') for column in first.split(",")}
+    for kind, wanted in (("azure2023", _AZURE), ("burstgpt", _BURSTGPT)):
+        if columns.issuperset(wanted):
+            return kind
+    azure, burstgpt = (", ".join(c for c in wanted if c not in columns) for wanted in (_AZURE, _BURSTGPT))
+    raise TraceError(
+        f"{path}:{number}: cannot tell the trace's kind: the header lacks {azure} of Azure's traces and {burstgpt} of"
+        " BurstGPT's, and the line is no JSON object like Mooncake's (timestamp, input_length, output_length,"
+        " hash_ids): name the columns as one of them does"
+    )
 
 
 def load_trace(path: Path) -> list[Outcome]:
@@ -127,8 +161,8 @@ def _mooncake_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
 
 
 def _seconds(timestamp_ms: object) -> float:
-    if type(timestamp_ms) not in (int, float) or not 0 <= timestamp_ms < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"timestamp must be milliseconds >= 0, not {timestamp_ms!r}")
+    if type(timestamp_ms) not in (int, float) or not 0 <= timestamp_ms <= MOST_MS:  # type: ignore[operator]
+        raise ValueError(f"timestamp must be milliseconds from 0 to {MOST_MS:g}, not {timestamp_ms!r}")
     return timestamp_ms / 1e3  # type: ignore[operator]
 
 
@@ -162,12 +196,7 @@ def _mooncake(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
 
 
 def _azure2023_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
-    reader = csv.DictReader(lines)
-    wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
-    if not wanted <= set(reader.fieldnames or ()):
-        raise TraceError(
-            f"{path}:1: not an Azure 2023 trace: the header lacks {sorted(wanted - set(reader.fieldnames or ()))}"
-        )
+    reader = _table(path, lines, "an Azure", _AZURE)
     for row in reader:
         try:
             # The trace has seven decimals of a second, one more than datetime accepts.
@@ -175,11 +204,31 @@ def _azure2023_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
             prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
             _check_counts(prompt, output)
         except (ValueError, TypeError) as error:
-            raise TraceError(f"{path}:{reader.line_num}: not an Azure 2023 row: {error}") from error
+            raise TraceError(f"{path}:{reader.line_num}: not an Azure row: {error}") from error
         yield TraceRow(reader.line_num, moment.timestamp(), prompt, output)
 
 
-def _azure2023(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
+def _burstgpt_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
+    reader = _table(path, lines, "a BurstGPT", _BURSTGPT)
+    for row in reader:
+        try:
+            at_s = _seconds(1e3 * float(row["Timestamp"]))
+            prompt, output = int(row["Request tokens"]), int(row["Response tokens"])
+            _check_counts(prompt, output)
+        except (ValueError, TypeError) as error:
+            raise TraceError(f"{path}:{reader.line_num}: not a BurstGPT row: {error}") from error
+        yield TraceRow(reader.line_num, at_s, prompt, output)
+
+
+def _table(path: Path, lines: io.TextIOBase, what: str, wanted: Sequence[str]) -> csv.DictReader[str]:
+    reader = csv.DictReader(lines, skipinitialspace=True)
+    missing = [column for column in wanted if column not in (reader.fieldnames or ())]
+    if missing:
+        raise TraceError(f"{path}:1: not {what} trace: the header lacks {', '.join(missing)}")
+    return reader
+
+
+def _only_lengths(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
     for row in rows:
         arrival = Arrival(f"{path.name}:{row.line}", row.at_s, row.prompt_tokens, wall_clock_s=row.at_s)
         yield Outcome(arrival, row.output_tokens, finish_time_s(row.at_s, row.output_tokens))
@@ -188,23 +237,18 @@ def _azure2023(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
 def _check_counts(prompt: int, output: int) -> None:
     if type(prompt) is not int or type(output) is not int or prompt < 0 or output < 0:
         raise ValueError(f"token counts must be whole and >= 0, not {prompt!r} and {output!r}")
+    if max(prompt, output) > MOST_TOKENS:
+        raise ValueError(f"token counts must be at most {MOST_TOKENS:,}, not {prompt:,} and {output:,}")
 
 
 _Rows: TypeAlias = Callable[[Path, io.TextIOBase], Iterator[TraceRow]]
-_READERS: dict[str, tuple[str, _Rows]] = {
-    ".jsonl": ("mooncake", _mooncake_rows),
-    ".csv": ("azure2023", _azure2023_rows),
+_READERS: dict[str, _Rows] = {
+    "mooncake": _mooncake_rows,
+    "azure2023": _azure2023_rows,
+    "burstgpt": _burstgpt_rows,
 }
 _OUTCOMES: dict[str, Callable[[Path, Iterable[TraceRow]], Iterator[Outcome]]] = {
     "mooncake": _mooncake,
-    "azure2023": _azure2023,
+    "azure2023": _only_lengths,
+    "burstgpt": _only_lengths,
 }
-
-
-def _reader(path: Path) -> tuple[str, _Rows]:
-    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
-    if suffix not in _READERS:
-        raise TraceError(
-            f"{path}: cannot tell the trace's kind; expected a name ending in .jsonl or .csv, or with .xz"
-        )
-    return _READERS[suffix]

@@ -17,7 +17,8 @@ HEAD = """# Metrics
 router and engines are those of the router's last report, about a second old; without a router they stand still, and
 `sluice_router_connected` is 0. With several ingress replicas on one port a scrape reaches one of them: scrape each
 replica by its own metrics port ([operations.md](operations.md#watch)), and add up only the metrics of "This ingress
-replica".
+replica". The dashboard has added them up: there counters and histograms of ingresses have the further label `observer`,
+and `sluice_router_connected` and `sluice_ready` are 1 if they are for every replica.
 
 This page is written by `python scripts/document_metrics.py`.
 """

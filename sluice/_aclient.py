@@ -28,6 +28,7 @@ from ._core import (
     explain_call,
     failure,
     logs_call,
+    metrics_call,
     parse,
     policy_call,
     retry_delay_s,
@@ -35,6 +36,7 @@ from ._core import (
     scaling_call,
     set_logs_call,
     set_policy_call,
+    status_call,
 )
 from ._errors import SluiceError, UnavailableError
 from ._metrics import Metrics, parse_metrics
@@ -164,7 +166,7 @@ class AsyncSluice:
 
     async def status(self) -> Status:
         """Returns engines, router and requests in flight, as the server sees them now."""
-        return parse(await self._answer(Call("GET", "/sluice/status")), Status)
+        return parse(await self._answer(status_call(self._settings)), Status)
 
     async def policies(self) -> Policies:
         """Returns the policies in use and those that can be chosen; see `Sluice.policies`."""
@@ -237,7 +239,7 @@ class AsyncSluice:
 
     async def metrics(self) -> Metrics:
         """Returns one scrape of the server's Prometheus metrics."""
-        return parse_metrics((await self._answer(Call("GET", "/metrics"))).text())
+        return parse_metrics((await self._answer(metrics_call(self._settings))).text())
 
     async def health(self) -> Health:
         """Returns whether the server is live and ready; see `Sluice.health`."""

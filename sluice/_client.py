@@ -19,12 +19,14 @@ from ._core import (
     completion_call,
     explain_call,
     logs_call,
+    metrics_call,
     parse,
     policy_call,
     scale_call,
     scaling_call,
     set_logs_call,
     set_policy_call,
+    status_call,
 )
 from ._errors import SluiceError, UnavailableError
 from ._metrics import Metrics, parse_metrics
@@ -163,7 +165,7 @@ class Sluice(Transport):
 
     def status(self) -> Status:
         """Returns engines, router and requests in flight, as the server sees them now."""
-        return parse(self._answer(Call("GET", "/sluice/status")), Status)
+        return parse(self._answer(status_call(self._settings)), Status)
 
     def policies(self) -> Policies:
         """Returns the routing policies in use, and those that can be chosen.
@@ -264,7 +266,7 @@ class Sluice(Transport):
 
     def metrics(self) -> Metrics:
         """Returns one scrape of the server's Prometheus metrics."""
-        return parse_metrics(self._answer(Call("GET", "/metrics")).text())
+        return parse_metrics(self._answer(metrics_call(self._settings)).text())
 
     def health(self) -> Health:
         """Returns whether the server is live and ready.

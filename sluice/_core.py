@@ -366,6 +366,23 @@ def admin_headers(settings: Settings) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
+def status_call(settings: Settings) -> Call:
+    """Returns the call that gets engines, router and requests."""
+    return Call("GET", "/sluice/status", headers=_viewer_headers(settings))
+
+
+def metrics_call(settings: Settings) -> Call:
+    """Returns the call that scrapes the metrics."""
+    return Call("GET", "/metrics", headers=_viewer_headers(settings))
+
+
+def _viewer_headers(settings: Settings) -> dict[str, str]:
+    """Returns the header with the admin key, for servers whose status needs one, where no API key is given: a viewer
+    key is given as one.
+    """
+    return admin_headers(settings) if settings.api_key is None else {}
+
+
 def retry_delay_s(
     error: SluiceError, attempt: int, call: Call, settings: Settings, deadline: Deadline, rng: random.Random
 ) -> float | None:

@@ -22,6 +22,8 @@ _HINTS = {
     "decision_not_found": "give the id of an answer (chatcmpl-...), its x-request-id header, or one of the ids above;"
     " decisions that the router has forgotten are in its journal, if router.journal.folder is set in its configuration",
     "priority_not_allowed": "ask for a priority within the ceiling, or have the ceiling of the key or server raised",
+    "viewer_key": "set SLUICE_ADMIN_KEY (or admin_key=) to an admin key of the server, or SLUICE_API_KEY (or api_key=)"
+    " to one of its viewer keys",
     "model_not_found": "`sluice models` lists the served models",
     "no_autoscaler": "set scaling.enabled in the server's configuration; see docs/scaling.md",
     "not_found": "SLUICE_BASE_URL (or base_url=) must be the root of a Sluice server, such as http://127.0.0.1:8000",

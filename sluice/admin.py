@@ -243,12 +243,20 @@ class Dashboard(Transport):
     # ---------------------------------------------------------------------------------------------------------- what if
 
     def whatif_base(self) -> dict[str, Any]:
-        """Returns a file for the simulator made from what runs (`text`), its `facts`, and what could not be learnt."""
-        return self._object("GET", "/api/whatif/base")
+        """Returns a file for the simulator made from what runs (`text`), its name (`base`), its `facts`, and what could
+        not be learnt. It takes an admin key and some seconds.
+        """
+        return self._object("POST", "/api/whatif/base", b"{}")
 
-    def start_whatif(self, text: str, changes: Sequence[Mapping[str, Any]]) -> str:
-        """Has the simulator answer what `changes`, each {"name", "set": {KEY: VALUE}}, would do, and returns an id."""
+    def start_whatif(self, text: str, changes: Sequence[Mapping[str, Any]], base: str | None = None) -> str:
+        """Has the simulator answer what `changes`, each {"name", "set": {KEY: VALUE}}, would do, and returns an id.
+
+        `base` is the name that `whatif_base` gave the file. What was measured stands beside the answer if the file was
+        not changed since.
+        """
         asked = {"text": text, "changes": [dict(one) for one in changes]}
+        if base is not None:
+            asked["base"] = base
         answer = self._answer(self._post("/api/whatif/start", asked))
         return str(_object(answer.text(), answer.call)["id"])
 

@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ LONGEST = (
     "live/test_experiment_counts_live.py", "app/dashboard/test_run_routes.py",
 )  # fmt: skip
 """Files whose tests take minutes, the longest first. None of them is left to one worker in the end."""
+SHARED = Path(__file__).parent / "live" / "vllm_pair"
+"""A folder whose files share engines: they follow one another, so that these start once."""
 MARKED = re.compile(r"mark\.(live|vllm|chaos|browser)\b")
 
 
@@ -45,12 +48,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs pure Python: `make test-pure` runs it")
 
 
+@pytest.fixture(autouse=True)
+def own_logging() -> None:
+    """Each test begins with loggers that nobody has set up: replicas and commands set up those of their whole process,
+    and which tests share a process differs from run to run.
+    """
+    logging.root.setLevel(logging.WARNING)
+    for name in list(logging.root.manager.loggerDict):
+        package, _, below = name.partition(".")
+        if package in ("actors", "app", "policies", "predictors"):
+            logger = logging.getLogger(name)
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True
+            if not below:
+                logger.handlers = []
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the longest files to the front, and looks whether Makefile finds every test that starts something."""
     tests = Path(__file__).parent
     rank = {tests / name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    items.sort(key=lambda item: (rank.get(item.path, len(rank)), item.path.parent == SHARED))
     words: dict[Path, set[str]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()} & {"live", "vllm", "chaos", "browser", "hosts"}
@@ -60,8 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             words[item.path] = set(MARKED.findall(item.path.read_text()))
         if not words[item.path] or ("vllm" in words[item.path]) != ("vllm" in marks):
             raise pytest.UsageError(
-                f"{item.nodeid}: `make test-live-vllm` takes files with the text mark.vllm, `make test-live-sim` those"
-                " with mark.live, mark.chaos or mark.browser, without mark.vllm: write the marks of this test so"
+                f"{item.nodeid}: Makefile finds a file by the text mark.live, mark.vllm, mark.chaos or mark.browser,"
+                " and runs all or none of its marked tests as vLLM's: write the marks of this test so"
             )
 
 

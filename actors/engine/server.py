@@ -64,6 +64,11 @@ CLOSE_S = 5.0
 LOOK_S = 0.1
 """Seconds between two looks at the state of an engine that watches itself."""
 
+IDLE_LOOK_S = 1.0
+"""Seconds between two looks at an engine that has nothing to do, because the looks are most of what it costs then. Its
+state is looked at before it takes new work, so no request finds an old one.
+"""
+
 MAX_IN_FLIGHT = 4096
 """Most requests that may be computed or queued. ASSUMPTION: far above any engine's slots and any router's need."""
 
@@ -198,7 +203,7 @@ class EngineServer:
         self._stepping = engine if isinstance(engine, Stepping) else None
         # the moments of tasks that came with `trace`, by key
         self._followed: dict[str, dict[str, float]] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._looks: asyncio.TimerHandle | None = None
         self._engine_state: EngineState = "ready"
         self.addresses: tuple[str, ...] = ()
         self._me = me
@@ -231,7 +236,7 @@ class EngineServer:
         if self._peers is not None:
             self._peers.attach(self._me, self.addresses)
         if self._watching is not None:
-            self._watch = asyncio.create_task(self._look(self._watching), name="state of the engine")
+            self._look(self._watching)
 
     @property
     def state(self) -> EngineState:
@@ -328,8 +333,8 @@ class EngineServer:
         if self._stopped:
             return
         self._stopped = self._draining = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._looks is not None:
+            self._looks.cancel()
         self._fail_open_work("draining", "the engine is shutting down")
         for server in self._servers:
             server.close()
@@ -406,6 +411,9 @@ class EngineServer:
         attempt_id = message.attempt_id
         request = client.requests.get(attempt_id)
         refusal: Failed | None = None
+        if self._watching is not None and not self._requests:
+            self._look_again(self._watching, LOOK_S)
+            self._follow(self._watching)
         if self._engine_state in _ENDS_WORK:
             # What comes to a dead core has not killed it.
             silent_s = math.inf if self._engine_state == "down" else self._stood_s()
@@ -445,11 +453,19 @@ class EngineServer:
             request.choices_left = n if isinstance(n, int) else 1
             self.engine.decode(message)
 
-    async def _look(self, engine: SelfWatching) -> None:
-        """Follows the state of an engine that watches itself, until the server stops."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._follow(engine)
+    def _look(self, engine: SelfWatching) -> None:
+        """Follows the state of an engine that watches itself, again and again until the server stops."""
+        if not self._working:
+            self._drop_old_leases()
+        self._look_again(engine, LOOK_S if self._requests else IDLE_LOOK_S)
+        self._follow(engine)
+
+    def _look_again(self, engine: SelfWatching, after_s: float) -> None:
+        """Has the engine looked at after this time, and not at the one before."""
+        if self._looks is not None:
+            self._looks.cancel()
+        if not self._stopped:
+            self._looks = asyncio.get_running_loop().call_later(after_s, self._look, engine)
 
     def _follow(self, engine: SelfWatching) -> None:
         """Takes over the engine's state. All open work ends with it if the engine can serve none."""

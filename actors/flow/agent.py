@@ -28,7 +28,7 @@ from actors.flow.lookups import Lookups, Owner
 from actors.flow.ordering import Ordering
 from actors.flow.publisher import Publisher
 from actors.wire.channel import Channel, Identity
-from actors.wire.link import Find, Link
+from actors.wire.link import Find, Link, at
 from actors.wire.messages import Beat, FlowReport, JoinNode, Message, SetFlowPolicy, SubmitFlow
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Port, Side
@@ -76,7 +76,7 @@ class FlowAgent:
         self._lookups = Lookups(self._nodes, directory, self.config.silent_s, owner)
         self._silent_s: dict[Channel, float] = {}
         self._beat_at_s = 0.0
-        find = _at(self.config.coordinator) if self.config.coordinator else find_coordinator
+        find = at(self.config.coordinator) if self.config.coordinator else find_coordinator
         self._ordering = Ordering(me, find, self.config.drop_share, arbiter.ports, clock_s, self._ordered)
         self.desk.book = self._ordering
         self.addresses: tuple[str, ...] = ()
@@ -368,13 +368,6 @@ class FlowAgent:
 def clock_s() -> float:
     """Returns the agent's time in seconds, which never goes back."""
     return time.monotonic()
-
-
-def _at(address: str) -> Find:
-    async def find() -> tuple[str, ...]:
-        return (address,)
-
-    return find
 
 
 def _ignore(reason: str) -> None:

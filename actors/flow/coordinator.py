@@ -8,27 +8,66 @@ its own flows alone.
 import asyncio
 import dataclasses
 import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from actors.flow.orders import OrderBook, OrderMaker
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import BatchArrived, BatchLeft, FlowOrder, Message
 from actors.wire.sockets import listen, remove_sockets
-from policies.flow.base import FixedPorts, Flow
+from policies.flow.base import Flow
 from policies.flow.events import Ordered
 
 log = logging.getLogger(__name__)
 
 
+class ToldPorts:
+    """The network as agents have learned it: for each pair of nodes what the reader's agent said last, in bytes/s, and
+    `usual` for one of which nothing was said.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self._usual = usual
+        self._told: dict[tuple[str, str], float] = {}
+
+    def rate(self, source: str, target: str) -> float:
+        """Returns B(1-rho) of the slower of the two ports."""
+        return self._told.get((source, target), self._usual)
+
+    def tell(self, source: str, target: str, bytes_per_s: float) -> None:
+        """Notes what an agent has learned. Raises ValueError for what is no bandwidth."""
+        if not 0.0 < bytes_per_s < math.inf:
+            raise ValueError(f"a bandwidth is finite and above 0, not {bytes_per_s} bytes/s")
+        self._told[source, target] = bytes_per_s
+
+    def forget(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Forgets what was said of pairs of nodes."""
+        for pair in pairs:
+            self._told.pop(pair, None)
+
+
+@dataclass(slots=True)
+class _Agent:
+    """A connected agent: the keys of its open flows in the book, and the pairs of nodes it has spoken of."""
+
+    flows: set[str] = field(default_factory=set)
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+
+
 class Coordinator:
-    """The server. `port_bytes_per_s` is the bandwidth of a port, by which it estimates when flows end."""
+    """The server. It estimates when flows end by the bandwidth that agents tell with them; `port_bytes_per_s` is that
+    of a pair of nodes whose agent has gone.
+    """
 
     def __init__(self, me: Identity, drop_share: float, port_bytes_per_s: float) -> None:
         self.me = me
         self.addresses: tuple[str, ...] = ()
         self._book = OrderBook(drop_share)
         loop = asyncio.get_running_loop()
-        self._maker = OrderMaker(self._book, FixedPorts(port_bytes_per_s), loop.time, self._tell)
-        self._agents: dict[Channel, dict[str, set[str]]] = {}
+        self._ports = ToldPorts(port_bytes_per_s)
+        self._maker = OrderMaker(self._book, self._ports, loop.time, self._tell)
+        self._agents: dict[Channel, _Agent] = {}
         self._servers: list[asyncio.Server] = []
 
     @property
@@ -65,33 +104,37 @@ class Coordinator:
         if channel.peer.kind != "agent":
             channel.abort(f"a coordinator serves agents, and {channel.peer.id} is none")
             return
-        self._agents[channel] = {}
+        self._agents[channel] = _Agent()
 
     def _on_close(self, channel: Channel, reason: str) -> None:
-        requests = self._agents.pop(channel, {})
-        if requests:
-            log.info("an agent left (%s) with %d open requests", reason, len(requests))
-        for keys in requests.values():
-            self._forget(keys)
+        agent = self._agents.pop(channel, _Agent())
+        if agent.flows:
+            log.info("an agent left (%s) with %d open flows", reason, len(agent.flows))
+        # an agent that connects again tells before its old connection ends
+        self._ports.forget(agent.pairs.difference(*(other.pairs for other in self._agents.values())))
+        self._forget(agent.flows)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
-        open_requests = self._agents[channel]
+        agent = self._agents[channel]
         number = id(channel)
         now_s = asyncio.get_running_loop().time()
         match message:
             case BatchArrived():
-                for flow in message.flows:
+                for flow, bytes_per_s in zip(message.flows, message.bytes_per_s, strict=True):
+                    self._ports.tell(flow.source, flow.target, bytes_per_s)
+                    agent.pairs.add((flow.source, flow.target))
                     key = f"{number}/{flow.flow_id}"
-                    open_requests.setdefault(flow.request_id, set()).add(key)
+                    agent.flows.add(key)
                     self._book.arrived(dataclasses.replace(flow, flow_id=key), now_s)
             case BatchLeft():
-                for request_id in message.requests:
-                    self._forget(open_requests.pop(request_id, set()))
+                ended = agent.flows & {f"{number}/{flow_id}" for flow_id in message.flows}
+                agent.flows -= ended
+                self._forget(ended)
             case _:
                 raise ValueError(f"a coordinator does not take {type(message).__name__}")
         self._maker.plan()
 
-    def _forget(self, keys: set[str]) -> None:
+    def _forget(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._book.left(key)
         self._maker.plan()

@@ -301,6 +301,11 @@ class Desk:
 
     def _unscheduled(self, worker: Worker, message: Unscheduled, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
+        if not 0 <= message.size <= opened.flow.size:
+            raise BadMessage(f"{message}: bytes must be at least 0, and at most the flow's")
+        if opened.unscheduled:
+            # another agent said so when we were silent, and says it again for its worker
+            return
         opened.unscheduled = message.reason
         self._count(worker, f"unscheduled_reads_{message.reason}")
         self._count(worker, "unscheduled_bytes", message.size)

@@ -29,6 +29,7 @@ from actors.flow.directory import FixedDirectory
 from actors.options import from_options
 from actors.wire.channel import Identity
 from actors.wire.environment import identity_of_environment
+from actors.wire.link import at
 
 PARENT_CHECK_S = 0.25
 
@@ -91,9 +92,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _serve(me: Identity, args: argparse.Namespace, config: AgentConfig, parent_pid: int) -> None:
-    async def find_router() -> tuple[str, ...]:
-        return (args.router,)
-
     if args.coordinate:
         bytes_per_s = config.arbiter_config().port_bytes_per_s
         await serve(Coordinator(me, config.drop_share, bytes_per_s), args.listen, parent_pid)
@@ -103,7 +101,7 @@ async def _serve(me: Identity, args: argparse.Namespace, config: AgentConfig, pa
         node, _, address = peer.partition("=")
         peers[node] = (*peers.get(node, ()), address)
     nodes = frozenset((*args.node, *args.knows, *peers))
-    find = find_router if args.router else None
+    find = at(args.router) if args.router else None
     directory = FixedDirectory(peers, nodes) if peers else None
     await serve(FlowAgent(me, args.node[0], nodes, config, find, directory), args.listen, parent_pid)
 

@@ -1,7 +1,6 @@
 """The order between requests at an agent: the coordinator's if one is connected, else one of the agent's own flows."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 from actors.flow.orders import OrderBook, OrderMaker
@@ -32,8 +31,8 @@ class Ordering:
         self._book = OrderBook(drop_share)
         self._clock, self._apply = clock, apply
         self._maker = OrderMaker(self._book, ports, clock, self._use, lambda: not self.coordinated)
-        self._requests: Counter[str] = Counter()
-        self._of: dict[str, tuple[str, str]] = {}
+        self._ports = ports
+        self._batch_of: dict[str, str] = {}
         self._lent: set[str] = set()
         self._moved: dict[str, None] = {}
         self._tells: asyncio.TimerHandle | None = None
@@ -74,15 +73,14 @@ class Ordering:
             self._lent.add(flow.flow_id)
             self._maker.plan()
             return
-        self._requests[flow.request_id] += 1
-        self._of[flow.flow_id] = (flow.batch, flow.request_id)
-        if not self._send(BatchArrived(flow.batch, (flow,))):
+        self._batch_of[flow.flow_id] = flow.batch
+        if not self._tell(flow):
             self._maker.plan()
 
     def moved(self, flow_id: str, size: int) -> None:
         """Notes that `size` bytes of a flow have arrived. The coordinator hears of it within `LEFT_S`."""
         self._book.moved(flow_id, size)
-        if self.coordinated and flow_id in self._of:
+        if self.coordinated and flow_id in self._batch_of:
             self._moved[flow_id] = None
             if self._tells is None:
                 self._tells = asyncio.get_running_loop().call_later(LEFT_S, self._tell_left)
@@ -94,16 +92,12 @@ class Ordering:
             self._book.left(flow_id)
             self._maker.plan()
             return
-        batch, request_id = self._of.pop(flow_id, ("", ""))
+        batch = self._batch_of.pop(flow_id, None)
         self._moved.pop(flow_id, None)
-        if not batch:
+        if batch is None:
             return
         self._book.left(flow_id)
-        self._requests[request_id] -= 1
-        if self._requests[request_id] > 0:
-            return
-        del self._requests[request_id]
-        if not self._send(BatchLeft(batch, (request_id,))):
+        if not self._send(BatchLeft(batch, (flow_id,))):
             self._maker.plan()
 
     def _tell_left(self) -> None:
@@ -112,8 +106,14 @@ class Ordering:
         for flow_id in self._moved:
             flow = self._book.flow(flow_id, now_s)
             if flow is not None:
-                self._send(BatchArrived(flow.batch, (flow,)))
+                self._tell(flow)
         self._moved.clear()
+
+    def _tell(self, flow: Flow) -> bool:
+        """Tells the coordinator of a flow, and returns whether there is one."""
+        if not self.coordinated:
+            return False
+        return self._send(BatchArrived(flow.batch, (flow,), (self._ports.rate(flow.source, flow.target),)))
 
     def _send(self, message: Message) -> bool:
         return self._link is not None and self._link.send(message)
@@ -127,7 +127,7 @@ class Ordering:
         for flow in self._book.open_flows(self._clock()):
             if flow.flow_id in self._lent:
                 continue
-            channel.send(BatchArrived(flow.batch, (flow,)))
+            self._tell(flow)
 
     def _down(self, reason: str) -> None:
         self._book.changed = True

@@ -15,16 +15,21 @@ def acquaintances(infos: Sequence[EngineInfo]) -> dict[str, tuple[bytes, ...]]:
     """Returns by the id of each engine that may read KV the `kv_peer` of those from which it may, where one of the two
     is warm. Engines that serve meet one another with their requests.
     """
-    found: dict[str, list[bytes]] = {}
-    lenders = [info for info in infos if info.kv_peer and info.role != "decode" and info.state == "ready"]
+    # of two that serve neither need be looked at, so a fleet without warm engines costs one look at each
+    lenders: dict[str, list[EngineInfo]] = {}
+    for info in infos:
+        if info.kv_peer and info.role != "decode" and info.state == "ready":
+            lenders.setdefault(info.group, []).append(info)
+    warm = {group: [info for info in some if info.duty == "warm"] for group, some in lenders.items()}
+    found: dict[str, tuple[bytes, ...]] = {}
     for reader in infos:
         if not reader.kv_peer or reader.role == "prefill" or reader.state != "ready":
             continue
-        for lender in lenders:
-            warm = "warm" in (reader.duty, lender.duty)
-            if warm and lender.group == reader.group and lender.id != reader.id:
-                found.setdefault(reader.id, []).append(lender.kv_peer)
-    return {engine_id: tuple(peers) for engine_id, peers in found.items()}
+        some = (lenders if reader.duty == "warm" else warm).get(reader.group, ())
+        peers = tuple([lender.kv_peer for lender in some if lender.id != reader.id])
+        if peers:
+            found[reader.id] = peers
+    return found
 
 
 class Introductions:

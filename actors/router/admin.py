@@ -8,7 +8,8 @@
     facts       engines with the totals of their steps, and the network as configured and learnt
     assign      {"engine", "role", "duty"}: has one engine serve a role, or wait warm (`actors.router.assigning`)
     logs        the levels of the router's loggers
-    set_logs    {"level", "logger", "access"}: changes the log lines of router, ingresses, engines and autoscaler
+    set_logs    {"level", "logger", "access"}: changes the log lines of router, ingresses, engines, observers and
+                autoscaler
 
 A change lasts until the router restarts; a permanent one belongs in the configuration.
 """

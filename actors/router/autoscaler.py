@@ -48,11 +48,19 @@ NOBODY = (
 LEFT = "The autoscaler was lost before it answered; whether it acted is not known."
 
 
+GIVEN_AGAIN_S = 10.0
+"""Seconds after which an order that is not given again is no order any more. ASSUMPTION: ten rounds of an autoscaler,
+which gives an order in each one until it is carried out."""
+
+
 class _Sent(NamedTuple):
-    """An order that its engine has not carried out yet: since when it is given, and the engine's duty before."""
+    """An order that its engine has not carried out yet: since when it is given, when it was given last, and the
+    engine's duty before.
+    """
 
     order: Assign
     since_s: float
+    last_s: float
     duty: str
 
 
@@ -156,9 +164,14 @@ class Autoscaler:
 
     def observe(self) -> None:
         """Sends the autoscaler what it decides by; called about once a second. Orders to engines that have been
-        forgotten are forgotten, too.
+        forgotten are forgotten, too, and those that the autoscaler gives no longer.
         """
-        self._sent = {e: sent for e, sent in self._sent.items() if self._engines.channel(e) is not None}
+        oldest_s = time.monotonic() - GIVEN_AGAIN_S
+        self._sent = {
+            e: sent
+            for e, sent in self._sent.items()
+            if self._engines.channel(e) is not None and sent.last_s >= oldest_s
+        }
         if self._channel is not None and self._observer is not None:
             self._rung = False
             leads = self._leads.leads(Leads())
@@ -202,10 +215,12 @@ class Autoscaler:
             return
         engine.send(SetRole(message.role, message.duty))
         self.assignments += 1
-        sent = self._sent.get(message.engine_id)
+        sent, now_s = self._sent.get(message.engine_id), time.monotonic()
         if sent is None or sent.order != message:
             duty = next(info.duty for info in self._engines.infos() if info.id == message.engine_id)
-            self._sent[message.engine_id] = _Sent(message, time.monotonic(), duty)
+            self._sent[message.engine_id] = _Sent(message, now_s, now_s, duty)
+        else:
+            self._sent[message.engine_id] = sent._replace(last_s=now_s)
 
     def announced(self, info: EngineInfo) -> None:
         """Notes what an engine announces: an order that it has carried out took from its first sending until now."""

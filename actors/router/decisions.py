@@ -136,6 +136,12 @@ class Moved(NamedTuple):
     transfer: Transfer
 
 
+COUNTED_FROM_0 = ("reject_queue_full",)
+"""Totals that are there before the first such decision. An alert asks how much one of them has grown, and Prometheus
+sees no growth in a series that begins with its first decisions.
+"""
+
+
 @dataclass(slots=True)
 class DecisionLog:
     """Keeps the decisions about the last `capacity` requests, and totals since the start. The oldest request is dropped
@@ -143,7 +149,7 @@ class DecisionLog:
     """
 
     capacity: int = 4096
-    totals: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTED_FROM_0, 0)))
     buckets: list[int] = field(default_factory=lambda: [0] * (len(DECISION_BOUNDS_S) + 1))
     sum_s: float = 0.0
     candidates: int = 0

@@ -143,6 +143,11 @@ class Engines:
         """Returns the facts of all engines, sorted by engine id."""
         return sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
 
+    def is_lost(self, engine_id: str) -> bool:
+        """Returns whether an engine's connection has ended, so that it is forgotten soon unless it comes back."""
+        engine = self._engines.get(engine_id)
+        return engine is not None and engine.forget is not None
+
     def statuses(self) -> list[Status]:
         """Returns the last report of each engine that has sent one."""
         return [engine.status for engine in self._engines.values() if engine.status is not None]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from actors.router.clock import clock_s, monotonic_s, time_of
 from actors.telemetry.times import CLOCK, Hop, Stamps, hops, now_s
+from actors.wire.channel import Channel
 from actors.wire.messages import TimesTold
 from policies.dispatch.dispatcher import Action, RouteDecode, RoutePrefill
 
@@ -20,13 +21,16 @@ class Following:
     def __init__(self, name: str) -> None:
         self._name = name
         self._at_s: dict[str, dict[str, float]] = {}
+        # the connections of their ingresses
+        self._owners: dict[str, Channel] = {}
 
     def __bool__(self) -> bool:
         return bool(self._at_s)
 
-    def begin(self, attempt_id: str) -> None:
-        """Follows an attempt whose Submit has just come."""
+    def begin(self, attempt_id: str, owner: Channel) -> None:
+        """Follows an attempt whose Submit has just come over the connection `owner`."""
         self._at_s[attempt_id] = {"received": now_s()}
+        self._owners[attempt_id] = owner
 
     def reported(self, attempt_id: str) -> None:
         """Notes that the prefill of an attempt has been reported, which then enters the pool."""
@@ -48,7 +52,8 @@ class Following:
 
     def ended(self, message: TimesTold) -> tuple[float, list[Hop]]:
         """Forgets an attempt that ends now. Returns (when its request arrived, by the router's clock; its way)."""
-        followed = self._at_s.pop(message.attempt_id, None)
+        followed = self._at_s.get(message.attempt_id)
+        self.forget(message.attempt_id)
         own = () if followed is None else (Stamps(self._name, "router", CLOCK, followed),)
         way = hops((*message.stamps, *own))
         heard_s = next((hop.until_s for hop in way if hop.process == self._name), None)
@@ -59,3 +64,11 @@ class Following:
     def forget(self, attempt_id: str) -> None:
         """Forgets an attempt that is over."""
         self._at_s.pop(attempt_id, None)
+        self._owners.pop(attempt_id, None)
+
+    def lost(self, owner: Channel) -> None:
+        """Forgets the attempts of an ingress whose connection has ended. It tells nothing more of those that were
+        rejected either.
+        """
+        for attempt_id in [one for one, of in self._owners.items() if of is owner]:
+            self.forget(attempt_id)

@@ -13,6 +13,7 @@ written in a thread. A disk that fails or hangs therefore costs only outcomes, w
 import asyncio
 import importlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,13 @@ log = logging.getLogger(__name__)
 
 MOST_UNWRITTEN = 16_384
 """Most outcomes, of some 2 kB each, that may wait for a slow disk. Further ones are dropped and counted."""
+
+DRIFT_HASTE = 10
+"""After drift a refit may follow the one before in this part of `refit_every_s`."""
+DRIFT_LOOK_S = 60.0
+"""Least seconds between two looks whether lengths have drifted, since a look takes a millisecond of the router's loop.
+ASSUMPTION: a refit that begins a minute later is as good.
+"""
 
 STOP_S = 5.0
 """Seconds that `stop` waits for a disk that does not answer."""
@@ -99,6 +107,8 @@ class Forecasts:
         """H of the last refresh."""
         self._new_outcomes = 0
         self._last_refit_s: float | None = None
+        # when it is looked for drift again
+        self._drift_look_s = -math.inf
         self._refit: asyncio.Task[None] | None = None
         self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0, "outcomes_dropped": 0}
         self._write_errors = 0  # only the thread writes it
@@ -193,12 +203,25 @@ class Forecasts:
         if self._last_refit_s is None:
             # the first interval begins with the first call
             self._last_refit_s = now_s
-        report = self.predictor.drift()
-        every_s = self.config.refit_every_s / (10 if report is not None and report.drifted else 1)
-        if self._new_outcomes >= self.config.refit_outcomes and now_s - self._last_refit_s >= every_s:
+        if self._new_outcomes >= self.config.refit_outcomes and self._is_due(
+            now_s - self._last_refit_s, now_s
+        ):
             self._last_refit_s, self._new_outcomes = now_s, 0
             self._counts["refits"] += 1
             self._refit = asyncio.create_task(self._refit_once(self._folder, self._run_refit), name="refit")
+
+    def _is_due(self, since_s: float, now_s: float) -> bool:
+        """Returns whether it is time for a refit, `since_s` after the last one: drift is looked for only where it would
+        make a difference.
+        """
+        every_s = self.config.refit_every_s
+        if since_s >= every_s:
+            return True
+        if since_s < every_s / DRIFT_HASTE or now_s < self._drift_look_s:
+            return False
+        self._drift_look_s = now_s + DRIFT_LOOK_S
+        report = self.predictor.drift()
+        return report is not None and report.drifted
 
     async def _refit_once(self, folder: Path, run_refit: RunRefit) -> None:
         try:

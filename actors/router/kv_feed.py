@@ -136,11 +136,10 @@ class KvFeed:
         self._apply(ev.KvSnapshot(clock_s(), worker, message.epoch, message.next_seq, stored))
         self._look(worker, source)
 
-    def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
+    def prefill_routed(self, request: Request, worker: WorkerId) -> None:
         """Counts the cached tokens that the index predicts for a request's prefill on the chosen worker."""
         if request.block_hashes:
-            hits = self._state.snapshot(now_s, ()).hits.tokens(request)
-            self._predicted_tokens += hits.get(worker, 0)
+            self._predicted_tokens += self._state.hits.tokens(request).get(worker, 0)
 
     def prefilled(self, request: Request | None, cached_tokens: int) -> None:
         """Counts the cached tokens that the prefill engine reports for a request."""

@@ -168,11 +168,14 @@ class FleetObserver:
     def _views(
         self, infos: list[EngineInfo], statuses: dict[str, Status], now_s: float
     ) -> tuple[EngineView, ...]:
-        """Returns the engines that serve or could; one that is dead or stands still does neither."""
+        """Returns the engines that serve or could; one that is dead or stands still does neither. One whose connection
+        has just ended is left out, too: it is back in a moment, or Serve replaces it, so nothing is to be started
+        beside what Serve has.
+        """
         distances, scores, views = self._distances(infos), self._scores(now_s), []
         for info in infos:
             duty, status = _duty(info), statuses.get(info.id)
-            if duty is None:
+            if duty is None or self._engines.is_lost(info.id):
                 continue
             since_s = self._engines.duty_since_s(info.id)
             views.append(

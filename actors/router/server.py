@@ -9,6 +9,7 @@ gets no new work from that moment on, and is forgotten a little later (`engines`
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,14 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.observers import Observers
+from actors.router.records import Handled, Records
 from actors.router.roles import Roles
 from actors.router.weights import WeightSources
 from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, standby_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity, WireError
 from actors.wire.sockets import listen, remove_sockets
+from policies.admission.open import Open
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome
@@ -52,6 +55,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
+IDLE_TICK_S = 1.0
+"""Seconds between two ticks of a dispatcher that has no request, no dropped content of an index to remove, and no
+admission policy that measures: only the comparison of workers is left to them, which looks no more often itself
+(`policies.state.outliers.COMPARE_S`).
+"""
 STATUS_S = 1.0
 PATHS_S = 5.0
 """Seconds between two reports to observers about the network between nodes, which changes slowly."""
@@ -92,7 +100,8 @@ class RouterServer:
         self._following = Following(me.id)
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
-        self.decisions = DecisionLog()
+        self._decisions = DecisionLog()
+        self._records = Records(self._decisions, journal)
         self.addresses: tuple[str, ...] = ()
         self._ingresses = Ingresses()
         self._observers = Observers()
@@ -111,7 +120,7 @@ class RouterServer:
         self._journal = journal
         self._report = FleetReport(
             dispatcher,
-            self.decisions,
+            self._decisions,
             self.engines,
             self._kv_feed,
             self._network,
@@ -123,7 +132,7 @@ class RouterServer:
         facts = FleetFacts(self.engines, self._network)
         self._admin = RouterAdmin(
             dispatcher,
-            self.decisions,
+            self._decisions,
             journal,
             self._feed,
             self._policies_changed,
@@ -136,6 +145,7 @@ class RouterServer:
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
         )
         self._autoscaler = Autoscaler(dispatcher, self.engines, self._ingresses, self._stands_by)
+        self._ticked_s = -math.inf
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
         self._stale = 0
@@ -173,6 +183,7 @@ class RouterServer:
         its disk did not take.
         """
         if self._journal is not None:
+            self._records.catch_up()
             await self._journal.stop()
             self._broadcast_status()
         for task in self._tasks:
@@ -218,6 +229,7 @@ class RouterServer:
             log.info("ingress lost (%s): closing its %d requests", reason, len(ingress.requests))
             for attempt_id in list(ingress.requests):
                 self._close(attempt_id, "cancelled", 0)
+            self._following.lost(channel)
         self.engines.lost(channel, reason)
         self._flows.lost(channel)
         self._autoscaler.lost(channel)
@@ -272,6 +284,7 @@ class RouterServer:
         if message.what == "scale":
             self._autoscaler.asked(channel, message)
         else:
+            self._records.catch_up()
             channel.send(self._admin.answer(message))
 
     def _from_engine(
@@ -299,11 +312,11 @@ class RouterServer:
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._ingresses.own(channel, message.attempt_id)
         if message.client_request_id:
-            self.decisions.name(message.attempt_id, message.client_request_id)
+            self._decisions.name(message.attempt_id, message.client_request_id)
         if self._traces is not None:
             self._traces.follow(message.attempt_id, message.trace)
         if message.trace is not None:
-            self._following.begin(message.attempt_id)
+            self._following.begin(message.attempt_id, channel)
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
@@ -397,6 +410,12 @@ class RouterServer:
 
     # ----------------------------------------------------------------------------------------------- decisions
 
+    @property
+    def decisions(self) -> DecisionLog:
+        """The log of decisions, with all that were made so far."""
+        self._records.catch_up()
+        return self._decisions
+
     def _feed(self, event: ev.Event) -> None:
         """Has the dispatcher handle an event, and carries out its actions."""
         self._fits(event)
@@ -412,6 +431,7 @@ class RouterServer:
 
     def _fits(self, event: ev.Event) -> bool:
         """Has the dispatcher handle an event, and carries out its actions. Returns whether the event fitted the state.
+        What is written down of the event follows behind its messages (`actors.router.records`).
 
         A bug never ends the connection of the peer whose message became the event: what was decided is sent, the fault
         is counted and logged. Only a refused PoliciesChanged raises, which its asker expects. Without memory this
@@ -438,16 +458,13 @@ class RouterServer:
             self._internal_errors += 1
             log.exception("the dispatcher cannot take in %s", type(event).__name__)
         finally:
-            if self._journal is not None:
-                self._journal.record(event, actions, failure)
+            took_s = time.perf_counter() - started_s
+            used = dispatcher.prefill, dispatcher.decode, self._quarantined
+            self._records.note(Handled(event, actions, failure, took_s, *used))
             fits = not isinstance(failure, ev.StaleEvent)
             # the error refers to this frame; a reference back to it would keep both until a garbage collection
             failure = None
         if actions:
-            took_s = time.perf_counter() - started_s
-            self.decisions.record(
-                event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode, self._quarantined
-            )
             if self._traces is not None:
                 names = dispatcher.prefill.name, dispatcher.decode.name
                 self._traces.decided(event.now_s, took_s, actions, *names)
@@ -469,7 +486,7 @@ class RouterServer:
             case RoutePrefill():
                 request = self.dispatcher.state.request(action.attempt_id)
                 if request is not None and not action.colocated:
-                    self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
+                    self._kv_feed.prefill_routed(request, action.decision.worker)
                 engine_id, rank = place_of(action.decision.worker)
                 self._autoscaler.routed(action.attempt_id, engine_id, decodes=False)
                 lend = lend_of(action.prefix, engine_id)
@@ -516,7 +533,15 @@ class RouterServer:
             self._roles.look()
 
     def _tick(self) -> None:
-        self._feed(ev.Tick(clock_s()))
+        now_s, state = clock_s(), self.dispatcher.state
+        busy = state.in_flight or not isinstance(self.dispatcher.admission, Open)
+        if (
+            busy
+            or any(index.sweeps for index in state.prefix_indexes)
+            or now_s - self._ticked_s >= IDLE_TICK_S
+        ):
+            self._ticked_s = now_s
+            self._feed(ev.Tick(now_s))
         self._kv_feed.tick()
 
     # ----------------------------------------------------------------------------------------------- broadcasts
@@ -527,13 +552,16 @@ class RouterServer:
         self._broadcast_fleet()
 
     def _tell_logs(self, message: wire.SetLogs) -> int:
-        """Sends a change of log lines to all ingresses, engines and the autoscaler. Returns how many got it."""
+        """Sends a change of log lines to all ingresses, engines, observers and the autoscaler. Returns how many got
+        it.
+        """
         channels = [self.engines.channel(info.id) for info in self.engines.infos()]
         told = [channel for channel in (*channels, self._autoscaler.channel) if channel is not None]
         for channel in told:
             channel.send(message)
         self._ingresses.broadcast(message)
-        return len(told) + len(self._ingresses)
+        self._observers.broadcast(message)
+        return len(told) + len(self._ingresses) + len(self._observers)
 
     def _stands_by(self, standby: wire.Standby) -> None:
         """Takes in that the fleet fell asleep, wakes, or is awake, and tells the ingresses."""
@@ -564,6 +592,7 @@ class RouterServer:
 
     def status(self) -> wire.FleetStatus:
         """Returns the message with the figures of the router and its engines that every ingress and observer gets."""
+        self._records.catch_up()
         refused = self._stale + self.dispatcher.state.refused_items
         return self._report.status(
             len(self._ingresses),

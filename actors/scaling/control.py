@@ -28,7 +28,7 @@ from actors.scaling.waits import Waits
 from policies.journal.codec import dumps, loads
 from policies.scaling.base import Counts, Plan, ScalingPolicy, Step, Way
 from policies.scaling.journal import ScalingJournalError, header_line, opened
-from policies.scaling.memory import carried_over
+from policies.scaling.memory import carried_over, rested
 from policies.scaling.moves import moves
 from policies.scaling.observation import Duty, Observation
 from policies.scaling.sleep import NEEDS_CAPACITY, UNFITTED, MaySleep, PhaseSince, phase_after
@@ -38,6 +38,9 @@ from policies.state.views import Role
 
 START_HOLD_S = 120.0
 """Longest wait for the first replicas. ASSUMPTION: longer than engines of equal kind start apart."""
+BREAK_S = 60.0
+"""Longest time between two decisions in which what lasts goes on without a break, such as the time without any
+request. ASSUMPTION: an autoscaler that died is replaced sooner; with one that comes later everything begins anew."""
 LOST_S = 60.0
 """Age from which a replica that Serve calls running, and whose engine the router does not know, may be given up.
 ASSUMPTION: longer than engines take to find a new router."""
@@ -143,9 +146,15 @@ class Controller:
         self._tried: dict[str, int] = {}
         self._deployed_s: float | None = None
         self._first_s: float | None = None
+        self._seen_s: float | None = None
+        """The time of the last observation on which the policy decided."""
+        self._others_seen_s: dict[str, float | None] = {}
+        """The times of the memory's policies by name."""
         self._said: tuple[str, ...] = ()
         self._unknown_since_s: dict[str, float] = {}
         """The running replicas' engines that the router does not know, and since when."""
+        self._serving: dict[str, int] = {}
+        """The active engines of each group, as they were seen last when all of its running replicas were known."""
         self._unjudged: frozenset[str] = frozenset()
         """The groups whose number was changed during a deploy, to one that is not the configuration's."""
         self._opening: tuple[str, ...] = ()
@@ -189,11 +198,13 @@ class Controller:
         )
         seen = replace(seen, leads=self._leads.leads(seen.leads))
         seen = replace(completed(seen, fleet, self.groups, self.overdue), fitted=bool(fitted_rows))
-        self._said, self._opening = (*self._opening, *self._others(fleet)), ()
+        self._said, self._opening = (*self._opening, *self._others(fleet), *self._after_break(seen.now_s)), ()
         lost = self._lost(seen, fleet)
+        self._count_serving(seen)
         tried = self._step(seen, fitted_rows, fleet, lost)
         if tried.step is not None:
             self._state, self._plan = tried.step.state, tried.step.plan
+            self._seen_s = seen.now_s
         if self.manual is not None:
             made = self._manual_decision(seen, fleet, self.manual, self.groups)
         elif self._plan is None:
@@ -215,6 +226,25 @@ class Controller:
             ),
         )
         return self.last
+
+    def _after_break(self, now_s: float) -> tuple[str, ...]:
+        """Has the policy begin anew what must last without a break, if it has not decided for long, or if the clock was
+        set back. Returns what is to be said of it.
+        """
+        before_s = self._seen_s
+        if before_s is None or self._state is None or abs(now_s - before_s) <= BREAK_S:
+            return ()
+        self._seen_s = None
+        # another policy, so that the journal begins a file with the changed state
+        self.policy = self._make(self.groups)
+        self._state = rested(self.policy, self._state)
+        gap_s = now_s - before_s
+        why = (
+            f"the policy has not decided for {gap_s:.0f} s"
+            if gap_s > 0
+            else f"the clock went back by {-gap_s:.0f} s"
+        )
+        return (f"{why}: times of calm and idleness begin anew",)
 
     @property
     def start_steps(self) -> StartSteps | None:
@@ -359,8 +389,17 @@ class Controller:
         """Returns how many engines of a group serve now, within its bounds."""
         if self.last is None:
             return self._serving_of(name, fleet.groups[name].target)
-        active = sum(group_of(e.engine) == name for e in self.last.seen.with_duty(Duty.ACTIVE))
-        return max(_by_hand(self.groups[name]), min(self.groups[name].most, active))
+        return max(_by_hand(self.groups[name]), min(self.groups[name].most, self._serving[name]))
+
+    def _count_serving(self, seen: Observation) -> None:
+        """Counts each group's active engines. While the router does not know a replica that runs, the number before
+        stands, at most for LOST_S: a new router learns of engines one by one, and none has gone.
+        """
+        soon = {group_of(e) for e, since_s in self._unknown_since_s.items() if seen.now_s - since_s < LOST_S}
+        for name in self.groups:
+            if name not in soon or name not in self._serving:
+                active = seen.with_duty(Duty.ACTIVE)
+                self._serving[name] = sum(group_of(engine.engine) == name for engine in active)
 
     def trying(self, targets: Mapping[str, int]) -> None:
         """Notes numbers of replicas that are about to be set, so that they are not taken for somebody else's."""
@@ -505,6 +544,7 @@ class Controller:
                 "set": self._set,
                 "tried": self._tried,
                 "deployed_s": self._deployed_s,
+                "seen_s": {**self._others_seen_s, self.policy.name: self._seen_s},
                 "phase": [self.phase.phase.value, self.phase.since_s],
                 "abilities": None if self.abilities is None else list(self.abilities),
                 "replicas": self._known if self.fleet is None else _replica_ids(self.fleet),
@@ -532,6 +572,7 @@ class Controller:
         if told["manual"] is not None:
             self._remember_manual(told["manual"]["counts"], told["manual"]["by"])
         self._states = told["states"]
+        self._others_seen_s = told.get("seen_s", {})
         line = self._states.get(self.policy.name)
         if line is None:
             return
@@ -541,6 +582,7 @@ class Controller:
             # its form has changed since
             return
         self._state = carried_over(former, state, self.policy)
+        self._seen_s = self._others_seen_s.get(self.policy.name)
 
     def _remember_manual(self, told: Mapping[str, int], by: str) -> None:
         """Has an earlier controller's numbers rule, within the groups' present bounds; a group that is new has its
@@ -557,23 +599,38 @@ class Controller:
             self._opening += (f"{why}: the policy decides",)
 
     def _remember_bounds(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Has the bounds that an administrator has set rule, where the configuration is as it was then."""
+        """Has the bounds that an administrator has set rule, where the configuration is as it was then: all of them
+        together, as they ruled, or else those that hold one by one.
+        """
+        stand: dict[str, Any] = {}
         for name, one in told.items():
             group = self.configured.get(name)
             if group is None:
                 continue
             if one["instead_of"] != bounds_of(group):
                 self._opening += (f"the configuration has other bounds of {name} than before: they rule",)
-                continue
-            try:
-                groups = bounded(self.groups, {name: one["set"]})
-                self.policy, self.groups = self._make(groups), groups
-            except ValueError as error:
-                self._opening += (f"the bounds that were set of {name} do not hold any more: {error}",)
+            else:
+                stand[name] = one["set"]
+        if not stand or self._bounds_hold(stand) is None:
+            return
+        for name, own in stand.items():
+            why = self._bounds_hold({name: own})
+            if why is not None:
+                self._opening += (f"the bounds that were set of {name} do not hold any more: {why}",)
+
+    def _bounds_hold(self, asked: Mapping[str, Any]) -> str | None:
+        """Has these bounds of groups rule, and returns None, or why they cannot."""
+        try:
+            groups = bounded(self.groups, asked)
+            self.policy, self.groups = self._make(groups), groups
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def _replica_ids(fleet: Fleet) -> list[str]:
-    return sorted(replica.id for group in fleet.groups.values() for replica in group.replicas)
+    """Returns the ids of the application's replicas; those of router and ingresses are there also while it sleeps."""
+    return sorted([*fleet.companions, *(r.id for group in fleet.groups.values() for r in group.replicas)])
 
 
 def _replicas(counts: Mapping[str, int], groups: Mapping[str, Group]) -> dict[str, int]:

@@ -81,7 +81,7 @@ class Fleet:
 
     `crowds` counts the running replicas of all deployments by node, `head` is the id of the head node, and `deployed_s`
     the time of the application's last deploy, as Serve tells it. `deploying` says that a deploy is not over: its new
-    numbers and replicas are still to come.
+    numbers and replicas are still to come. `companions` are the ids of the application's replicas that are no engines.
     """
 
     groups: Mapping[str, Deployed]
@@ -89,6 +89,7 @@ class Fleet:
     head: str | None = None
     deployed_s: float = 0.0
     deploying: bool = False
+    companions: tuple[str, ...] = ()
 
     def replica(self, engine: str) -> Replica | None:
         """Returns the replica of an engine, or None for one that Serve does not have."""

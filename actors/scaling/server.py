@@ -196,7 +196,9 @@ class Autoscaler:
         except (CodecError, UnicodeDecodeError, ValueError) as error:
             log.error("the router's observation cannot be read: %s", error)
             return
-        found = ((engine, start_steps(engine, one, fleet)) for engine, one in observed.starts.items())
+        # the newest start last, since the newest ones count
+        in_order = sorted(observed.starts.items(), key=lambda told: told[1].began_s)
+        found = ((engine, start_steps(engine, one, fleet)) for engine, one in in_order)
         starts = {engine: steps for engine, steps in found if steps is not None}
         made = self.controller.decide(seen, observed.fitted_rows, fleet, observed.abilities, starts)
         known = figures(made.seen, fleet, made.plan, self.controller.groups, self.controller.overdue)

@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MOST_S = 2.0
+STOOD_S = 1.0
+"""Seconds that a connection must have stood before the back-off begins anew. ASSUMPTION: a peer that refuses what it
+hears (an impossible announcement, a process that was replaced) does so within milliseconds of the handshake. Without
+this bound such a peer would be asked some fifteen times a second without end, and its address looked up each time."""
 FIND_TIMEOUT_S = 5.0
 FIND_TIMEOUT_MOST_S = 60.0
 """Longest time in seconds that `find` gets. The limit doubles after each attempt that runs out of time, because a slow
@@ -29,11 +33,21 @@ CLOSE_S = 5.0
 Find = Callable[[], Awaitable[tuple[str, ...]]]
 
 
+def at(address: str) -> Find:
+    """Returns a `find` for a peer whose address never changes."""
+
+    async def find() -> tuple[str, ...]:
+        return (address,)
+
+    return find
+
+
 class Link:
     """Keeps one Channel to the peer whose addresses `find` returns. Callbacks run on the event loop and must not raise.
 
     The link calls `find` before each attempt to connect, because a restarted peer listens at another address. `find`
-    may fail or time out. `on_end` runs first when a connection has ended, also if its handshake failed; the channel
+    may fail or time out. The back-off grows with each attempt that fails, and with each connection that ends within
+    `STOOD_S`. `on_end` runs first when a connection has ended, also if its handshake failed; the channel
     says how it ended (`broken`, `silent`).
     """
 
@@ -57,9 +71,9 @@ class Link:
         """Starts to connect, in a background task."""
         self._task = asyncio.create_task(no_memory.or_end(self._keep()), name=f"link to {self._name}")
 
-    async def stop(self) -> None:
-        """Stops reconnecting, sends what is queued, and closes the connection. `on_down` is called if the link was up.
-        Idempotent.
+    async def stop(self, read_s: float = CLOSE_S) -> None:
+        """Stops reconnecting, sends what is queued, and closes the connection, after `read_s` at most. `on_down` is
+        called if the link was up. Idempotent.
         """
         if self._task is not None:
             self._task.cancel()
@@ -67,7 +81,7 @@ class Link:
         if self.channel is not None:
             channel = self.channel
             channel.close()
-            if not await within(CLOSE_S, channel.closed):
+            if not await within(read_s, channel.closed):
                 channel.abort("closed by us, and the peer does not read")
 
     def send(self, message: Message) -> bool:
@@ -83,6 +97,7 @@ class Link:
             self.channel.lose(reason)
 
     async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
         backoff_s, find_s = BACKOFF_FIRST_S, FIND_TIMEOUT_S
         while True:
             try:
@@ -103,9 +118,11 @@ class Link:
                 # `find` calls Ray, which raises many kinds of errors; the link must survive all of them
                 log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)
             else:
-                backoff_s = BACKOFF_FIRST_S
+                stands_since_s = loop.time()
                 # a cancelled link task must not cancel the channel's future
                 await asyncio.shield(channel.closed)
+                if loop.time() - stands_since_s >= STOOD_S:
+                    backoff_s = BACKOFF_FIRST_S
             await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
             backoff_s = min(BACKOFF_MOST_S, 2 * backoff_s)
 

@@ -34,6 +34,11 @@ page."""
 MAX_STOP_IDS = 1024
 MAX_BIASES = 16_384
 """Most entries of `logit_bias`. ASSUMPTION: a ban of a script's tokens has some thousands."""
+VALUE_BYTES = 160
+"""Memory of a value in a request's options with its name, beside its text. Source: `tracemalloc` found 159 bytes for a
+value in 15,000 named objects with a text each, and less in other forms."""
+CHAR_BYTES = 4
+"""Most memory of a character of a text: CPython takes as much for each if one is beyond U+FFFF (PEP 393)."""
 MAX_ECHO_CHARS = 2**25
 """Most characters of prompts that an answer repeats, over all its choices."""
 MAX_ECHO_CANDIDATES = 2**22
@@ -49,25 +54,32 @@ def check_candidates(prompts: int, n: int, logprobs: int | None) -> None:
         raise bad_request(message, "logprobs", "request_too_costly")
 
 
-def check_stops(stops: list[str] | None, ids: list[int] | None) -> None:
-    """Raises `ApiError` 400 for stops that are too long or too many; the number of texts is checked by the schema."""
+def check_stops(stops: list[str] | None, ids: list[int] | None) -> int:
+    """Returns the bytes that stops take. Raises `ApiError` 400 for stops that are too long or too many; the number of
+    texts is checked by the schema.
+    """
     if stops is not None and max(map(len, stops), default=0) > MAX_STOP_CHARS:
         raise bad_request(f"'stop': a text has {MAX_STOP_CHARS} characters at most.", "stop", "invalid_value")
     if ids is not None and len(ids) > MAX_STOP_IDS:
         message = f"'stop_token_ids' has {len(ids)} ids; at most {MAX_STOP_IDS}."
         raise bad_request(message, "stop_token_ids", "invalid_value")
+    texts, numbers = stops or (), ids or ()
+    return VALUE_BYTES * (len(texts) + len(numbers)) + CHAR_BYTES * sum(map(len, texts))
 
 
-def check_biases(biases: dict[str, float]) -> None:
-    """Raises `ApiError` 400 for too many biases."""
+def check_biases(biases: dict[str, float]) -> int:
+    """Returns the bytes that biases take. Raises `ApiError` 400 for too many."""
     if len(biases) > MAX_BIASES:
         message = f"'logit_bias' has {len(biases)} entries; at most {MAX_BIASES}."
         raise bad_request(message, "logit_bias", "invalid_value")
+    return VALUE_BYTES * len(biases)
 
 
-def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises `ApiError` 400 for a schema from which an engine would build a grammar for too long."""
-    _check(schema, param, MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARS)
+def check_schema(schema: dict[str, Any], param: str) -> int:
+    """Returns the bytes that a schema takes. Raises `ApiError` 400 for one from which an engine would build a grammar
+    for too long.
+    """
+    return _check(schema, param, MAX_SCHEMA_VALUES, MAX_SCHEMA_CHARS)
 
 
 def check_tools(tools: list[dict[str, Any]]) -> None:
@@ -97,7 +109,7 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
         raise bad_request(message, "logprobs", "request_too_costly")
 
 
-def _check(value: Any, param: str, most_values: int, most_chars: int) -> None:
+def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
     values = chars = depth = 0
     level = [value]
     while level:
@@ -124,3 +136,4 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> None:
     ):
         if found > most:
             raise bad_request(f"'{param}' has {found} {what}; at most {most}.", param, "request_too_costly")
+    return VALUE_BYTES * values + CHAR_BYTES * chars

@@ -5,7 +5,7 @@ choice. One `Choice` feeds both forms, so that a streamed answer and a whole one
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,10 @@ from actors.wire.messages import Out
 from policies.record import record
 
 DONE = b"data: [DONE]\n\n"
+PART_ENTRIES = 32
+"""Tokens whose log probabilities are turned into JSON at once; with 20 alternatives each these are 672 candidates, of
+which each takes 2 to 5 us.
+"""
 _dumps = orjson.dumps
 
 
@@ -143,7 +147,7 @@ class StreamWriter:
             body = _dumps({"content": text}) if text else b"{}"
         else:
             body = _dumps(text)
-        return opening + self._event(choice.index, body, _logprobs(choice, entries), choice, usage)
+        return opening + self._event(choice.index, body, b"".join(_logprobs(choice, entries)), choice, usage)
 
     def usage(self, usage: bytes, choices: list[Choice]) -> bytes:
         """Returns the last chunk, which has the usage and no choices."""
@@ -186,28 +190,22 @@ class StreamWriter:
         return tail + b"}\n\n"
 
 
-def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
-    """Returns the JSON of an answer that is not streamed."""
-    parts = []
-    for choice in choices:
+def whole_parts(envelope: Envelope, choices: list[Choice], usage: bytes) -> Iterator[bytes]:
+    """Yields the JSON of an answer that is not streamed, in parts (some empty) of a few milliseconds each. All log
+    probabilities of a large answer take seconds together.
+    """
+    yield envelope.head(whole=True)
+    for n, choice in enumerate(choices):
         name, body = (
             (b',"message":', _message(choice))
             if envelope.chat
             else (b',"text":', _dumps("".join(choice.texts)))
         )
-        logprobs = _logprobs(choice, choice.entries if choice.logprobs else None)
-        parts.append(
-            b'{"index":%d' % choice.index
-            + name
-            + body
-            + b',"logprobs":'
-            + logprobs
-            + b","
-            + _finish(choice)
-            + b"}"
-        )
-    tail = b'],"usage":' + usage + _migrations(choices) + b"}"
-    return envelope.head(whole=True) + b",".join(parts) + tail
+        opening = b'{"index":%d' % choice.index
+        yield (b"," + opening if n else opening) + name + body + b',"logprobs":'
+        yield from _logprobs(choice, choice.entries if choice.logprobs else None)
+        yield b"," + _finish(choice) + b"}"
+    yield b'],"usage":' + usage + _migrations(choices) + b"}"
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
@@ -274,12 +272,27 @@ def _finish(choice: Choice | None) -> bytes:
     return finish if choice.stop_reason is None else finish + b',"stop_reason":' + _dumps(choice.stop_reason)
 
 
-def _logprobs(choice: Choice, entries: list[Any] | None) -> bytes:
+def _logprobs(choice: Choice, entries: list[Any] | None) -> Iterator[bytes]:
+    """Yields the JSON of entries of a choice in parts, of `PART_ENTRIES` each; "null" where there are none to show."""
     if entries is None:
-        return b"null"
+        yield b"null"
+        return
+    slices = [entries[at : at + PART_ENTRIES] for at in range(0, len(entries), PART_ENTRIES)]
     if choice.chat:
-        return _dumps({"content": [_chat_entry(*entry) for entry in entries]})
-    return _dumps(_completion_entries(choice, entries))
+        yield b'{"content":['
+        for n, some in enumerate(slices):
+            content = _dumps([_chat_entry(*entry) for entry in some])[1:-1]
+            yield b"," + content if n else content
+        yield b"]}"
+        return
+    lists: dict[str, list[bytes]] = {name: [] for name in _completion_entries(choice, [])}
+    for some in slices:
+        for name, values in _completion_entries(choice, some).items():
+            lists[name].append(_dumps(values)[1:-1])
+        yield b""
+    for n, (name, parts) in enumerate(lists.items()):
+        yield (b"," if n else b"{") + _dumps(name) + b":[" + b",".join(parts) + b"]"
+    yield b"}"
 
 
 def _chat_entry(token: str, _id: int, logprob: float | None, top: list[Any]) -> dict[str, Any]:

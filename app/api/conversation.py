@@ -6,10 +6,12 @@ import orjson
 
 from app.api.errors import bad_request
 from app.api.schema import ChatRequest
+from app.api.structure import MAX_OBJECTS, check_structure
 
 
 def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
     """Returns the conversation with text parts joined and tool arguments as objects. Raises `ApiError` 400."""
+    _check_arguments(request)
     messages = []
     for index, message in enumerate(request.messages):
         where = f"messages[{index}]"
@@ -27,6 +29,23 @@ def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
             out["tool_calls"] = [_tool_call(call, where) for call in out["tool_calls"]]
         messages.append(out)
     return messages
+
+
+def _check_arguments(request: ChatRequest) -> None:
+    """Raises `ApiError` 400 if the arguments of all tool calls together have too many parts. They are texts in the
+    body, so the check of its structure has not counted what is in them.
+    """
+    texts = [
+        arguments
+        for message in request.messages
+        for call in message.get("tool_calls") or ()
+        if isinstance(function := call.get("function"), dict)
+        and isinstance(arguments := function.get("arguments"), str)
+    ]
+    # each part has a character at least
+    if sum(map(len, texts)) > MAX_OBJECTS:
+        what = "The arguments of the conversation's tool calls have"
+        check_structure(",".join(texts).encode(), what, "messages")
 
 
 def _join_parts(parts: list[dict[str, Any]], where: str) -> str:

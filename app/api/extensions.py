@@ -123,6 +123,8 @@ def above_ceiling(least: int, keyed: bool) -> ApiError:
     """Returns the 403 of a request that asks for more than its API key allows, or the service where keys are off."""
     who = "This API key" if keyed else "A request without an API key"
     message = f"{who} may ask for priorities of {least} and more (class {class_of(least)}), not for less."
+    if not keyed:
+        message += " More is for admin keys, or where the server's ingress.options.ceiling allows it."
     return ApiError(403, message, param="priority", code="priority_not_allowed")
 
 

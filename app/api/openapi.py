@@ -190,7 +190,9 @@ def _paths() -> Json:
         "/health/ready": {"get": _get("Operation", "ready", "Can requests be served?", "Ready", 503)},
         "/version": {"get": _get("Operation", "version", "Show versions", "Versions")},
         "/metrics": {"get": _metrics()},
-        "/sluice/status": {"get": _get("Operation", "status", "Show engines, router and requests", "Status")},
+        "/sluice/status": {
+            "get": _get("Operation", "status", "Show engines, router and requests", "Status", 401)
+        },
         "/sluice/admin/policy": {
             "get": _admin("getPolicy", "Show the policies", "Policies"),
             "put": _admin("setPolicy", "Change policies until the router restarts", "Policies", 400, 413)
@@ -296,7 +298,7 @@ def _admin(operation: str, summary: str, model: str, *errors: int) -> Json:
 
 
 def _metrics() -> Json:
-    made = _get("Operation", "metrics", "Show all metrics in Prometheus's text format", "Error")
+    made = _get("Operation", "metrics", "Show all metrics in Prometheus's text format", "Error", 401)
     made["responses"]["200"] = {
         "description": "The metrics, which docs/metrics.md describes.",
         "content": {"text/plain": {"schema": {"type": "string"}}},

@@ -40,7 +40,8 @@ class Plan:
 
     `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
     is the field that `max_tokens` came from. `unnamed` is the tenant that the request counts for where no API key names
-    one.
+    one. `kept_bytes` is the memory of what is kept beside the prompts until the answer ends: lists, schemas, and the
+    body if engines get it.
     """
 
     chat: bool
@@ -61,6 +62,7 @@ class Plan:
     request: ChatRequest | None = None
     engine_chat: bytes | None = None
     unnamed: str = ""
+    kept_bytes: int = 0
 
     def check_lengths(self, fewest_tokens: Callable[[str], int], max_model_len: int) -> None:
         """Raises `ApiError` 400 if a prompt cannot fit the context; a text has `fewest_tokens` tokens at least."""
@@ -149,6 +151,7 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
         raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if request.tools and request.tool_choice != "none":
         plan.engine_chat = body
+        plan.kept_bytes += len(body)
     if request.tools:
         check_tools(request.tools)
     if request.chat_template_kwargs:
@@ -227,12 +230,12 @@ def _common(
     params = {name: given[name] for name in _SAMPLING if given[name] is not None}
     if request.stop is not None:
         params["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    check_stops(params.get("stop"), request.stop_token_ids)
+    kept_bytes = check_stops(params.get("stop"), request.stop_token_ids)
     if request.logit_bias:
-        check_biases(request.logit_bias)
+        kept_bytes += check_biases(request.logit_bias)
         params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}
     if request.response_format is not None:
-        check_schema(request.response_format, "response_format")
+        kept_bytes += check_schema(request.response_format, "response_format")
     if request.response_format is not None and _check_format(request.response_format) != "text":
         params["response_format"] = request.response_format
     if request.cache_salt is not None:
@@ -254,6 +257,7 @@ def _common(
         terms=terms,
         user=name_of(request.user, headers, "x-sluice-user"),
         add_special_tokens=True,
+        kept_bytes=kept_bytes,
     )
 
 

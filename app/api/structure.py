@@ -18,8 +18,10 @@ MAX_VALUES = 2**21
 """Values in a body; a prompt of 1 M token ids has as many."""
 
 
-def check_structure(body: bytes) -> None:
-    """Raises `ApiError` 400 for JSON with too many parts. What is no JSON may pass, and the parser refuses it."""
+def check_structure(body: bytes, what: str = "The body has", param: str | None = None) -> None:
+    """Raises `ApiError` 400 for JSON with too many parts. What is no JSON may pass, and the parser refuses it. The
+    error's message begins with `what`, and `param` is the field at fault.
+    """
     if _within(body, body.count(b'"')):
         return
     # exactly, without the text: first without escapes, of which one may hide a quote
@@ -28,9 +30,9 @@ def check_structure(body: bytes) -> None:
     if quotes <= 2 * MAX_STRINGS and _within(b" ".join(plain.split(b'"')[::2]), quotes):
         return
     raise bad_request(
-        f"The body has too many parts: at most {MAX_OBJECTS} objects and lists, {MAX_NAMES} names of fields, "
+        f"{what} too many parts: at most {MAX_OBJECTS} objects and lists, {MAX_NAMES} names of fields, "
         f"{MAX_STRINGS} strings and {MAX_VALUES} values are read.",
-        None,
+        param,
         "body_too_complex",
     )
 

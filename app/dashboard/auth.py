@@ -1,8 +1,8 @@
 """Keys, and the sessions that a login turns a key into: they say who may do what.
 
 A session is a cookie that this server has signed: a role, a random number, and a digest of the key. It holds for
-`session_s`, as long as this process lives and its key is still one of the keys. The token against forged requests
-(CSRF) follows from the random number, so nothing is stored.
+`session_s`, as long as this process lives, its key is still one of the keys, and nobody has logged out of it. The token
+against forged requests (CSRF) follows from the random number, so only the numbers of logouts are stored.
 """
 
 import hashlib
@@ -25,6 +25,8 @@ TRIES = 10
 """Wrong keys from one address within `TRIES_S`, above which it has to wait."""
 TRIES_S = 60.0
 MOST_ADDRESSES = 1024
+MOST_LOGOUTS = 4096
+"""Logouts that are remembered. ASSUMPTION: there are fewer while a session lasts."""
 
 
 class Who(NamedTuple):
@@ -81,6 +83,7 @@ class Sessions:
             self._secret, salt="sluice dashboard", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self._tries: OrderedDict[str, deque[float]] = OrderedDict()
+        self._left: OrderedDict[str, None] = OrderedDict()
 
     def login(self, key: object, address: str) -> tuple[Role, str, str]:
         """Returns the role that a key gives, a cookie's value, and the CSRF token. Raises Refusal 401 or 429."""
@@ -121,14 +124,42 @@ class Sessions:
             return Who(role, f"key {name_of_key(key.strip())} from {address}", None)
         if not cookie:
             raise Refusal(401, f"log in with a key: {self._keys.where()}")
+        role, number, key = self._session(cookie)
+        return Who(role, f"key {name_of_key(key)} from {address}", self._token(number))
+
+    def holds(self, role: Role, cookie: str | None, authorization: str | None) -> bool:
+        """Returns whether a caller that had this role still has it. A key that is taken no more is no guess, so it does
+        not count as one.
+        """
+        if authorization is not None:
+            return self._keys.role_of(authorization.partition(" ")[2].strip()) == role
+        try:
+            return cookie is not None and self._session(cookie)[0] == role
+        except Refusal:
+            return False
+
+    def logout(self, cookie: str | None) -> None:
+        """Ends a session wherever its cookie is."""
+        try:
+            _, number, _ = self._session(cookie or "")
+        except Refusal:
+            return
+        self._left[number] = None
+        if len(self._left) > MOST_LOGOUTS:
+            self._left.popitem(last=False)
+
+    def _session(self, cookie: str) -> tuple[Role, str, str]:
+        """Returns role, number and key of a session. Raises Refusal 401 for one that has ended."""
         try:
             role, number, digest = self._signer.loads(cookie, max_age=int(self.session_s))
         except (BadData, ValueError, TypeError):
             raise Refusal(401, "the login has expired, or the server was restarted: log in again") from None
+        if number in self._left:
+            raise Refusal(401, "somebody has logged out of this login: log in again")
         held = next((one for one in self._keys.all() if hmac.compare_digest(self._digest(one), digest)), None)
         if held is None or self._keys.role_of(held) != role:
             raise Refusal(401, "the key of this login is not taken any more: log in again")
-        return Who(role, f"key {name_of_key(held)} from {address}", self._token(number))
+        return role, number, held
 
     def _digest(self, key: str) -> str:
         return hmac.new(self._secret, b"key " + key.encode(), hashlib.sha256).hexdigest()[:32]

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,26 @@ MOST_AT_ONCE = 2
 """Commands at a time, beside the one that sends a load: a page asks for one after the other."""
 
 
-def environment(key: str | None) -> dict[str, str]:
-    """Returns the environment of a command that may administer with `key`, which no list of processes shows."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **({} if key is None else {"SLUICE_ADMIN_KEY": key})}
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How commands reach an application: an admin `key` (None: the key file of this machine), and the files of the
+    `certificates` of its servers by their URLs (`benchmarks.certificates`).
+    """
+
+    key: str | None = None
+    certificates: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment of a command that has this access; no list of processes shows it."""
+        found = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if self.key is not None:
+            found["SLUICE_ADMIN_KEY"] = self.key
+        if self.certificates:
+            found["SLUICE_SERVER_CERTS"] = json.dumps(dict(self.certificates))
+        return found
 
 
-async def spawn(arguments: Sequence[str], key: str | None, **streams: Any) -> asyncio.subprocess.Process:
+async def spawn(arguments: Sequence[str], access: Access, **streams: Any) -> asyncio.subprocess.Process:
     """Starts `sluice ARGUMENTS`. Raises RunError 503 if no process can be started."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -38,7 +53,7 @@ async def spawn(arguments: Sequence[str], key: str | None, **streams: Any) -> as
             "-m",
             "sluice.cli",
             *arguments,
-            env=environment(key),
+            env=access.environment(),
             cwd=ROOT,
             # Ctrl-C at the server's terminal ends the server, which then ends this in order
             start_new_session=True,
@@ -55,20 +70,32 @@ async def spawn(arguments: Sequence[str], key: str | None, **streams: Any) -> as
 class Commands:
     """Asks commands that answer and end, a few at a time. `close` ends those that are under way."""
 
-    def __init__(self, key: str | None = None) -> None:
-        self._key = key
+    def __init__(self, access: Access | None = None) -> None:
+        self._access = Access() if access is None else access
+        self._open = 0
         self._running: set[asyncio.subprocess.Process] = set()
+        self._closed = False
 
     async def ask(self, arguments: Sequence[str], limit_s: float, given: bytes = b"") -> bytes:
         """Returns what a command prints. Raises RunError with its own words if it refuses, 429 if too many run, and 504
         if it takes longer than `limit_s`.
         """
-        if len(self._running) >= MOST_AT_ONCE:
+        if self._open >= MOST_AT_ONCE:
             raise RunError(429, "the server is answering other questions about runs: try again in a moment")
+        # counted before its process is there: others may ask while that starts
+        self._open += 1
+        try:
+            return await self._ask(arguments, limit_s, given)
+        finally:
+            self._open -= 1
+
+    async def _ask(self, arguments: Sequence[str], limit_s: float, given: bytes) -> bytes:
         pipe = asyncio.subprocess.PIPE
-        process = await spawn(arguments, self._key, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = await spawn(arguments, self._access, stdin=pipe, stdout=pipe, stderr=pipe)
         self._running.add(process)
         try:
+            if self._closed:
+                raise RunError(503, "the server is stopping")
             async with asyncio.timeout(limit_s):
                 _, out, errors = await asyncio.gather(
                     _feed(process, given),
@@ -94,14 +121,16 @@ class Commands:
             raise RunError(500, f"`sluice {arguments[0]}` answered no JSON: {error}") from error
 
     async def close(self) -> None:
-        """Ends every command that is under way."""
+        """Ends every command that is under way; one that is still being started ends as soon as it is there."""
+        self._closed = True
         for process in list(self._running):
             await end(process)
 
 
 async def _feed(process: asyncio.subprocess.Process, given: bytes) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(OSError):
+    # a process that has ended takes nothing more; uvloop says so by a RuntimeError
+    with contextlib.suppress(OSError, RuntimeError):
         process.stdin.write(given)
         await process.stdin.drain()
     process.stdin.close()

@@ -28,12 +28,12 @@ Shown = dict[str, Any]
 
 
 class Feed:
-    """All that the page shows. `slo` are the objectives of the classes."""
+    """All that the page shows. `slo` are the objectives of the classes, and `name` is that of this process."""
 
-    def __init__(self, slo: Mapping[str, ClassSlo]) -> None:
+    def __init__(self, slo: Mapping[str, ClassSlo], name: str = "dashboard") -> None:
         self.engines = Engines()
         self.ingresses = Ingresses()
-        self.registry = Registry(self.engines.nodes)
+        self.registry = Registry(self.engines.nodes, name)
         self.requests = Requests()
         self.heat = HeatStrips()
         self.seq = 0
@@ -141,8 +141,13 @@ class Feed:
     # -------------------------------------------------------------------------------------------------------- views
 
     def seen(self) -> Seen:
-        """Returns the fleet for its metric families."""
-        return Seen(list(self.engines.infos.values()), self.engines.status, self.engines.connected)
+        """Returns the fleet for its metric families. Alerts ask of every ingress whether it has a router and whether it
+        can serve, so both hold only if they hold for all.
+        """
+        reports, engines = self.ingresses.present(self._at), self.engines
+        connected = all(one.router_connected for one in reports) if reports else engines.connected
+        ready = bool(reports) and all(one.detail is None for one in reports)
+        return Seen(list(engines.infos.values()), engines.status, connected, ready)
 
     @property
     def line(self) -> Shown:
@@ -174,6 +179,8 @@ class Feed:
         for happened in self.engines.tick(now_s):
             self.event(now_s, happened)
         self.ingresses.tick(now_s)
+        status = self.engines.status if self.engines.connected else None
+        self.registry.tick(now_s, None if status is None else status.ingresses)
         self._transfers.tick(now_s, self.engines.nodes())
         delta: Shown = {"seq": self.seq, "at": self._at, "period_s": 1, "keep": KEEP}
         new_classes = sorted(self.ingresses.classes() - set(self._classes))

@@ -12,6 +12,7 @@ Every answer gets the headers that keep a browser from running or framing anythi
 
 import ipaddress
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +45,9 @@ SECURITY: list[tuple[bytes, bytes]] = [
 
 
 class Guard:
-    """An ASGI application around another. It puts the caller into `scope["state"]["who"]`."""
+    """An ASGI application around another. It puts the caller into `scope["state"]["who"]`, and a function that says
+    whether the caller may still do this into `scope["state"]["holds"]`.
+    """
 
     def __init__(self, app: Any, sessions: Sessions, settings: Settings) -> None:
         self._app, self._sessions, self._settings = app, sessions, settings
@@ -92,6 +95,7 @@ class Guard:
         authorization = headers.get("authorization")
         cookie = _cookie(headers.get("cookie", ""))
         who = state["who"] = self._sessions.who(cookie, authorization, address_of(scope))
+        state["holds"] = partial(self._sessions.holds, who.role, cookie, authorization)
         if reads:
             return
         if who.csrf is not None and headers.get("x-csrf-token") != who.csrf:

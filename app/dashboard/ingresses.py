@@ -94,9 +94,8 @@ class Ingresses:
 
     def ended(self, request: Shown, at_s: float) -> None:
         """Counts a request that ended at `at_s`. Times of requests that were not answered well do not count."""
-        good = request["status"] == 200
-        times = request["ttft_s"], request["tpot_s"], request["e2e_s"] if good else None
-        self._ended.append(Ended(at_s, request["class"], *times))
+        whole = request if request["status"] == 200 else dict.fromkeys(("ttft_s", "tpot_s", "e2e_s"))
+        self._ended.append(Ended(at_s, request["class"], whole["ttft_s"], whole["tpot_s"], whole["e2e_s"]))
 
     def tick(self, now_s: float) -> None:
         """Forgets what is older than the window."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import orjson
 
 from actors.loop_timeout import LoopTicks, Silence
+from actors.telemetry import logs
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
 from actors.wire.messages import (
@@ -21,6 +22,7 @@ from actors.wire.messages import (
     Message,
     Observing,
     PathsSeen,
+    SetLogs,
 )
 from actors.wire.sockets import listen, remove_sockets
 from app.dashboard.feed import Feed
@@ -159,6 +161,8 @@ class Observer:
                 self.feed.paths_are(message)
             case AdminAnswer():
                 self._calls.answer(message)
+            case SetLogs():
+                logs.change(message.level, message.logger, message.access)
             case _:
                 raise ValueError(f"an observer does not take {type(message).__name__} from a router")
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import logging
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from starlette.routing import Route
 
 from actors import garbage, no_memory
+from actors.telemetry import logs
 from app.addresses import listen_addresses
 from app.admin_key import KeyFile, KeyFileError, keys_of_environment
 from app.api.extensions import ClassSlo
@@ -38,6 +40,7 @@ class Target(NamedTuple):
 
     port: int
     url: str
+    tls_cert: str | None = None
 
 
 class Dashboard:
@@ -69,7 +72,7 @@ class Dashboard:
             slo={name: ClassSlo(**one) for name, one in slo.items()},
         )
         keys = keys_of(config, ingress.port, ingress_keys, wire.secret())
-        feed = Feed(settings.slo)
+        feed = Feed(settings.slo, me.id)
         self._stream = stream = Stream(feed.snapshot)
         self._wire = wire
         self._observer = observer = Observer(me, find, feed, stream.add)
@@ -87,8 +90,9 @@ class Dashboard:
         url = runs.url or (ingress.url if ingress.port else None)
         if url is not None:
             key = key_for_runs(ingress.port, ingress_keys, wire.secret())
-            self._runs = Runs(runs, url, settings.url, key)
-            self._whatif = WhatIf(runs, url, key)
+            certificates = certificates_of(settings, ingress)
+            self._runs = Runs(runs, url, settings.url, key, certificates)
+            self._whatif = WhatIf(runs, url, key, certificates)
             more = routes(self._runs, self._whatif)
         app = DashboardApp(settings, feed, stream, changes, sessions, more)
         self._server = DashboardServer(app, settings, stream)
@@ -129,6 +133,7 @@ class DashboardReplica:
         wire: WireConfig,
         router: Any,
     ) -> None:
+        logs.start("dashboard")
         self._dashboard = Dashboard(config, runs, model, slo, ingress, ingress_keys, wire, finder(router))
         await self._dashboard.start()
 
@@ -168,6 +173,13 @@ def keys_of(
         except KeyFileError as error:
             log.error("no key opens the dashboard: %s", error)
     return Keys(viewer, dict.fromkeys(admin), files)
+
+
+def certificates_of(settings: Settings, ingress: Target) -> dict[str, str]:
+    """Returns the files of the certificates of this server and of the ingress, where they have one, by their URLs."""
+    files = {settings.url: settings.tls_cert, ingress.url: ingress.tls_cert}
+    # commands run in another folder
+    return {url: os.path.abspath(file) for url, file in files.items() if file is not None}
 
 
 def key_for_runs(port: int, ingress_keys: tuple[str, ...], secret: bytes | None) -> str | None:

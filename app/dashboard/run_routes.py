@@ -85,7 +85,7 @@ def _of_whatif(whatif: WhatIf) -> Table:
     async def ask(request: Request) -> Response:
         body = await _body(request)
         text = checked_text(body, whatif_room.MOST_TEXT_BYTES)
-        return _json(await whatif.start(text, body.get("changes")))
+        return _json(await whatif.start(text, body.get("changes"), body.get("base")))
 
     async def state(request: Request) -> Response:
         return _json(whatif.state())
@@ -95,7 +95,7 @@ def _of_whatif(whatif: WhatIf) -> Table:
         return _json(whatif.state())
 
     return (
-        ("GET", "/api/whatif/base", base),
+        ("POST", "/api/whatif/base", base),
         ("POST", "/api/whatif/start", ask),
         ("GET", "/api/whatif", state),
         ("POST", "/api/whatif/stop", give_up),

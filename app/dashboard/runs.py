@@ -11,10 +11,12 @@ import json
 import logging
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from app.dashboard.commands import MOST_ERROR_BYTES, Commands, drained, end, said, spawn
+from app.dashboard.commands import MOST_ERROR_BYTES, Access, Commands, drained, end, said, spawn
 from app.dashboard.store import BEFORE, RunError, RunsConfig
 
 log = logging.getLogger("ray.serve.dashboard")
@@ -26,22 +28,41 @@ STOP_S = 60.0
 """Longest time in which a stopped runner puts back what it changed; then it is killed, and its guardian acts."""
 ANSWER_S = 60.0
 MOST_COMPARED = 6
+KEPT_S = 10.0
+"""Time for which the series of a run that still runs are kept for all pages that watch it. Each reading is a process of
+its own beside what is measured. ASSUMPTION: about a second of a core, thus a tenth of one."""
+
+
+class _Kept(NamedTuple):
+    """The last reading of a run that still runs, and its time."""
+
+    run_id: str
+    at_s: float
+    found: dict[str, Any]
 
 
 class Runs:
     """The experiments on the application whose ingress is at `url`. `dashboard_url` is this server's own address, by
-    which single engines are changed; `key` is an admin key (None: the key file of this machine).
+    which single engines are changed; `key` and `certificates` are those of `commands.Access`.
     """
 
     def __init__(
-        self, config: RunsConfig, url: str, dashboard_url: str | None = None, key: str | None = None
+        self,
+        config: RunsConfig,
+        url: str,
+        dashboard_url: str | None = None,
+        key: str | None = None,
+        certificates: Mapping[str, str] | None = None,
     ) -> None:
         self.config, self.store = config, config.store()
-        self._url, self._dashboard_url, self._key = url, dashboard_url, key
-        self._commands = Commands(key)
+        self._url, self._dashboard_url = url, dashboard_url
+        self._access = Access(key, certificates or {})
+        self._commands = Commands(self._access)
         self._process: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._starting = False
+        self._starting = self._closed = False
+        self._kept: _Kept | None = None
+        self._reading = asyncio.Lock()
         self._shipped: list[dict[str, str]] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self.run_id: str | None = None
@@ -69,9 +90,20 @@ class Runs:
         }
 
     async def detail(self, run_id: str) -> Any:
-        """Returns a run with its file and its series."""
+        """Returns a run with its file and its series; those of one that still runs are up to KEPT_S old."""
         self.store.path(run_id)
-        return await self._commands.ask_json(self._about("show", run_id), ANSWER_S)
+        run = await asyncio.to_thread(self.store.shown, run_id)
+        if run["state"] != "running":
+            if self._kept is not None and self._kept.run_id == run_id:
+                self._kept = None
+            return await self._commands.ask_json(self._about("show", run_id), ANSWER_S)
+        # one after the other, so that pages that ask at the same time share an answer
+        async with self._reading:
+            kept, now_s = self._kept, time.monotonic()
+            if kept is None or kept.run_id != run_id or now_s - kept.at_s >= KEPT_S:
+                found = await self._commands.ask_json(self._about("show", run_id), ANSWER_S)
+                kept = self._kept = _Kept(run_id, now_s, found)
+        return {**kept.found, "run": run}
 
     async def compare(self, run_ids: list[str]) -> Any:
         """Returns runs side by side. Raises RunError for none or too many."""
@@ -137,18 +169,18 @@ class Runs:
         return min(left, free)
 
     async def _start(self, text: str, room_bytes: int) -> None:
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        with self._written(text) as plan:
             where = ["--url", self._url, "--runs", str(self.store.folder)]
             where += [] if self._dashboard_url is None else ["--dashboard", self._dashboard_url]
-            arguments = ["experiment", "run", file.name, "--json", "--until-input-ends", *where]
+            arguments = ["experiment", "run", plan, "--json", "--until-input-ends", *where]
             pipe = asyncio.subprocess.PIPE
             process = await spawn(
-                [*arguments, *self._bounds(room_bytes)], self._key, stdin=pipe, stdout=pipe, stderr=pipe
+                [*arguments, *self._bounds(room_bytes)], self._access, stdin=pipe, stdout=pipe, stderr=pipe
             )
             self._process = process
             try:
+                if self._closed:
+                    raise RunError(503, "the server is stopping")
                 async with asyncio.timeout(START_S):
                     self.run_id = await _began(process)
             except (RunError, TimeoutError) as error:
@@ -158,6 +190,29 @@ class Runs:
                     raise
                 raise RunError(504, f"the experiment did not begin within {START_S:g} s") from None
         self._watcher = asyncio.create_task(self._watch(process), name="experiment")
+
+    @contextlib.contextmanager
+    def _written(self, text: str) -> Iterator[str]:
+        """A context with the path of a file that has the text, beside the runs: what holds them has room for it.
+
+        Raises RunError 507 if it cannot be written.
+        """
+        with contextlib.ExitStack() as open_files:
+            try:
+                self.store.make()
+                file = open_files.enter_context(
+                    tempfile.NamedTemporaryFile(
+                        "w", dir=self.store.folder, prefix=".plan-", suffix=".yaml", encoding="utf-8"
+                    )
+                )
+                file.write(text)
+                file.flush()
+            except OSError as error:
+                raise RunError(
+                    507,
+                    f"nothing can be written to {self.store.folder}: {error.strerror or error}; make room",
+                ) from error
+            yield file.name
 
     def _bounds(self, room_bytes: int | None) -> list[str]:
         config = self.config
@@ -204,6 +259,8 @@ class Runs:
     async def stop_asked(self) -> dict[str, Any]:
         """Stops the run on an administrator's order and returns it. Raises RunError 409 if none runs."""
         run_id = self.run_id
+        if self._starting:
+            raise RunError(409, "an experiment is being started: try again in a moment")
         if self._process is None or run_id is None:
             running = await asyncio.to_thread(self._running)
             if running is not None:
@@ -214,6 +271,7 @@ class Runs:
 
     async def close(self) -> None:
         """Ends everything, at the end of the server."""
+        self._closed = True
         await self.stop()
         for task in list(self._background):
             task.cancel()

@@ -106,6 +106,7 @@ class DashboardApp:
         return answer
 
     async def _logout(self, request: Request) -> Response:
+        self._sessions.logout(request.cookies.get(COOKIE))
         answer = _json({})
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._settings.secure)
         return answer
@@ -135,6 +136,9 @@ class DashboardApp:
         return _json({"live": True, "ready": line.get("ready"), "detail": line.get("detail")})
 
     async def _metrics(self, request: Request) -> Response:
+        missing = self._feed.registry.missing
+        if missing is not None:
+            raise Refusal(503, f"there are no sums yet: {missing}")
         return Response(exposition(self._feed.registry, self._feed.seen), media_type=TEXT)
 
     async def _status(self, request: Request) -> Response:
@@ -198,7 +202,8 @@ class DashboardApp:
         if self._stream.readers >= MOST_READERS:
             raise Refusal(503, f"{MOST_READERS} pages are open: close one")
         given = next((value for name, value in scope["headers"] if name == b"last-event-id"), b"")
-        await self._stream.serve(int(given) if given.isdigit() and len(given) < 16 else None, receive, send)
+        last_id = int(given) if given.isdigit() and len(given) < 16 else None
+        await self._stream.serve(last_id, receive, send, scope["state"]["holds"])
 
 
 class _Streamed:

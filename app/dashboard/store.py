@@ -99,19 +99,23 @@ class RunStore:
             raise RunError(404, f"there is no run {run_id}")
         return path
 
+    def make(self) -> None:
+        """Makes the folder, for this user alone. Raises OSError."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
+
     def new(self, name: str) -> tuple[str, Path]:
         """Makes the folder of a new run; returns its id and the folder. Raises RunError if it cannot be made."""
         short = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")[:40].strip("-") or "run"
         run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{short}-{secrets.token_hex(3)}"
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            make_private(self.folder)
+            self.make()
             path = self.folder / run_id
             path.mkdir(mode=0o700)
         except OSError as error:
             raise RunError(
                 507,
-                f"no run can be kept in {self.folder}: {error.strerror}; make room, or set another folder",
+                f"no run can be kept in {self.folder}: {error.strerror or error}; make room, or set another folder",
             ) from error
         return run_id, path
 

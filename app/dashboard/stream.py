@@ -1,11 +1,12 @@
 """The event stream of the page: a snapshot, then a delta a second, for any number of readers and at one encoding each.
 
 All readers share the deltas of the last minute and have only a place in them. One that is too slow misses deltas and
-gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut.
+gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut. A stream ends with the login that has opened it.
 """
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,6 +22,8 @@ COMMENT_S = 10.0
 """Longest time without anything on the stream; then a comment is sent."""
 UNREAD_S = 30.0
 """Time after which a reader that reads nothing is cut."""
+CHECK_S = 5.0
+"""Seconds between two looks whether a reader may still read: the login may have expired, or its key be gone."""
 MOST_READERS = 128
 RETRY_MS = 2000
 
@@ -78,11 +81,15 @@ class Stream:
             async with asyncio.timeout(COMMENT_S):
                 await self._news.wait()
 
-    async def serve(self, last_id: int | None, receive: Receive, send: Send) -> None:
-        """Sends one reader the stream, until it leaves, reads nothing for too long, or the server stops."""
+    async def serve(
+        self, last_id: int | None, receive: Receive, send: Send, holds: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Sends one reader the stream, until it leaves, reads nothing for too long, its permission does not hold any
+        more, or the server stops.
+        """
         self.readers += 1
         gone = asyncio.create_task(_gone(receive))
-        sending = asyncio.create_task(self._send_all(last_id, send))
+        sending = asyncio.create_task(self._send_all(last_id, send, holds))
         try:
             await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -91,15 +98,19 @@ class Stream:
                 task.cancel()
             await asyncio.gather(gone, sending, return_exceptions=True)
 
-    async def _send_all(self, last_id: int | None, send: Send) -> None:
+    async def _send_all(self, last_id: int | None, send: Send, holds: Callable[[], bool]) -> None:
         async def put(data: bytes, more: bool = True) -> None:
             async with asyncio.timeout(UNREAD_S):
                 await send({"type": "http.response.body", "body": data, "more_body": more})
 
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await put(f"retry: {RETRY_MS}\n\n".encode())
-        seq = last_id
+        seq, check_s = last_id, time.monotonic() + CHECK_S
         while not self._stopped:
+            if time.monotonic() >= check_s:
+                if not holds():
+                    break
+                check_s = time.monotonic() + CHECK_S
             seq, data = self.next(seq)
             await put(data or b": nothing new\n\n")
             if not self._deltas or self._deltas[-1][0] == seq:

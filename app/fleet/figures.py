@@ -28,9 +28,9 @@ HERE = (
 
 
 def _listed(whose: str, make: Callable[..., Metric], end: str, *rows: tuple[str, ...]) -> dict[str, Metric]:
-    """Returns the metrics of `rows` by reported name. A row has the name, the unit, the help text and perhaps a label.
+    """Returns the metrics of `rows` by reported name. A row has the name, the unit, the help text and perhaps labels.
 
-    In a row with a label the name is a pattern whose group matches the label's value.
+    In a row with labels the name is a pattern, whose groups match the labels' values in this order.
     """
     own = _ENGINE if whose == "engine" else ()
     return {
@@ -39,7 +39,7 @@ def _listed(whose: str, make: Callable[..., Metric], end: str, *rows: tuple[str,
     }
 
 
-_LABEL = re.compile(r"_?\(.+\)")
+_LABEL = re.compile(r"_?\([^)]+\)")
 
 ROUTER: dict[str, Metric] = _listed(
     "router", gauge, "",
@@ -96,6 +96,13 @@ ROUTER: dict[str, Metric] = _listed(
     (r"network_tier(\d+)_congestion", "share of 1", "Share of a tier's bandwidth that other traffic uses.", "tier"),
     (r"network_tier(\d+)_estimated_bytes_per_second", "bytes per second",
         "Bandwidth of a tier as learnt from the transfers between its pairs of nodes.", "tier"),
+    (r"network_tier(\d+)_slowdown_(own|fleet|ends)_(\d+)", "1",
+        "Factor by which transfers of ours in flight prolong one more on a tier, as `netkv` has learnt it: by a form "
+        "of its parameter `contention`, with `others` in flight of each kind that the form counts (0 and 8).",
+        "tier", "form", "others"),
+    (r"network_tier(\d+)_slowdown_transfers", "transfers",
+        "Ended transfers of a tier from which these factors were learnt: those of the last minute, at most 256.",
+        "tier"),
     ("flow_agents", "agents", "Agents of nodes that permit KV transfers and are connected to the router."),
     ("flow_open", "flows", "KV flows that the agents hold or have permitted."),
     ("flow_held", "flows", "KV flows that wait for a permit with nothing on its way."),
@@ -337,7 +344,7 @@ def router_metric(name: str, kind: str) -> tuple[Metric, tuple[str, ...]]:
     for pattern, found in _PATTERNS:
         match = pattern.fullmatch(name)
         if match is not None:
-            return found, (match[1],)
+            return found, match.groups()
     return _unlisted("router", name, kind), ()
 
 

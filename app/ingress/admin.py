@@ -118,6 +118,15 @@ class AdminApi:
                 401, f"Administration needs one of the admin keys as bearer token: {where}.", code="admin_key"
             )
 
+    def require_viewer(self, request: Request, viewer_keys: tuple[str, ...]) -> None:
+        """Raises ApiError 401 unless the request has one of `viewer_keys` or an admin key."""
+        if not self._has_one_of(viewer_keys, request) and not self.permits(request):
+            message = (
+                "Status and metrics of this server need a viewer key (ingress.options.viewer_keys or the server's"
+                " SLUICE_VIEWER_KEYS) or an admin key as bearer token."
+            )
+            raise ApiError(401, message, code="viewer_key")
+
     def require_mode(self, request: Request) -> None:
         """Raises ApiError 401, which is audited, unless the request may carry `x-sluice-mode`."""
         try:

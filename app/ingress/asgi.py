@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from app.ingress.status import status_of
 from app.ingress.tenants.gate import Caller, Gate
 from app.ingress.tenants.unnamed import unnamed_tenant
 from app.ingress.tokenizer import TextCodec
+from app.ingress.work_bound import held_of
 
 if TYPE_CHECKING:
     from actors.telemetry.traces import Traces
@@ -54,6 +56,10 @@ TIMES = b"x-sluice-times"
 PARSED_ASIDE_BYTES = 64 * 2**10
 """Length of a body above which a thread parses it. ASSUMPTION: the worst body of this length takes 20 ms, and a thread
 costs every body 0.1 ms.
+"""
+PROMPT_CHARS = 64
+"""Characters that each prompt after the first counts as when it is decided whether a thread tokenises them. ASSUMPTION:
+a call of the tokenizer takes 20 us, in which it tokenises 54 characters of English (`max_tokenising_chars`).
 """
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -240,12 +246,12 @@ class IngressApp:
         started_s = self._admit()
         size = len(request.body)
         if size <= PARSED_ASIDE_BYTES:
-            plan = plan_of(request.body, request.headers, self._defaults_of(caller))
+            plan = self._plan_by(plan_of, request, caller)
             self._planned(plan, request, reply, request_id, started_s, caller)
             return
         self._intake_threads.take(size)
         self._parsing += 1
-        parse = partial(_parse, plan_of, request, self._defaults_of(caller))
+        parse = partial(self._parse, plan_of, request, caller)
 
         async def run() -> None:
             try:
@@ -290,8 +296,21 @@ class IngressApp:
         self._gate.check(caller)
         return caller
 
-    def _defaults_of(self, caller: Caller | None) -> Defaults:
-        return self._defaults if caller is None else caller.defaults
+    def _plan_by(self, plan_of: PlanOf, request: Request, caller: Caller | None) -> Plan:
+        """Returns the plan of a request. Where API keys are off, an admin key lifts the ceiling of priorities."""
+        defaults = self._defaults if caller is None else caller.defaults
+        try:
+            return plan_of(request.body, request.headers, defaults)
+        except ApiError as error:
+            # only here, because the admin key may have to be read from its file
+            if error.code != "priority_not_allowed" or caller is not None or not self._admin.permits(request):
+                raise
+        return plan_of(request.body, request.headers, replace(defaults, least_priority=None))
+
+    def _parse(self, plan_of: PlanOf, request: Request, caller: Caller | None) -> Plan:
+        """Returns the plan of a large body, which may not have more parts than clients need."""
+        check_structure(request.body)
+        return self._plan_by(plan_of, request, caller)
 
     def _check(self, plan: Plan, request: Request, caller: Caller | None) -> None:
         self._intake.check(plan)
@@ -335,22 +354,31 @@ class IngressApp:
         context = self._context()
         if plan.engine_chat is not None:
             self._intake.check_tools(self.connections.decoding_features())
+        work = self.requests.work
+        # before the prompts cost time; their tokens may still be too many
+        held = held_of(plan.prompts, (), plan.n, plan.kept_bytes)
+        work.check(held)
+        size += PROMPT_CHARS * (len(plan.prompts) - 1)
         if size <= self.config.offload_prompt_chars:
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             prompts = self._intake.prepare(plan, context)
-            if caller is None or self._gate is None:
-                self._open(plan, reply, request_id, started_s, parsed_s).begin(prompts)
-            elif self._gate.waits:
-                exchange = self._open(plan, reply, request_id, started_s, parsed_s)
+            held = held_of(plan.prompts, prompts.tokens, plan.n, plan.kept_bytes)
+            work.check(held)
+            grant = None
+            if caller is not None and self._gate is not None and not self._gate.waits:
+                grant = self._gate.admit_here(caller, plan, prompts)
+            exchange = self._open(plan, reply, request_id, started_s, parsed_s)
+            exchange.hold(held)
+            if caller is not None and grant is None:
                 self._later(exchange, self._admitted(exchange, prompts, caller))
             else:
-                grant = self._gate.admit_here(caller, plan, prompts)
-                self._open(plan, reply, request_id, started_s, parsed_s).begin(prompts, grant)
+                exchange.begin(prompts, grant)
         else:
             self._intake.check_lengths(plan, context)
             self._intake_threads.take(size)
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             exchange = self._open(plan, reply, request_id, started_s, parsed_s)
+            exchange.hold(held)
             self._later(exchange, self._prepared(exchange, context, size, caller))
 
     def _later(self, exchange: HttpExchange, begins: Coroutine[Any, Any, None]) -> None:
@@ -381,6 +409,8 @@ class IngressApp:
             size, partial(self._prepare_unless_closed, exchange, context)
         )
         if prompts is not None:
+            plan = exchange.plan
+            exchange.hold(held_of(plan.prompts, prompts.tokens, plan.n, plan.kept_bytes))
             await self._admitted(exchange, prompts, caller)
 
     async def _admitted(self, exchange: HttpExchange, prompts: Prompts, caller: Caller | None) -> None:
@@ -449,13 +479,20 @@ class IngressApp:
         self._json(reply, request_id, {"live": True, "ready": True})
 
     def _metrics(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        self._require_viewer(request)
         reply.respond(200, [TEXT], self.metrics_page.get())
 
     def _version(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
     def _status(self, request: Request, reply: Reply, request_id: RequestId) -> None:
+        self._require_viewer(request)
         self._respond_json(reply, request_id.shown, 200, self.status_page.get())
+
+    def _require_viewer(self, request: Request) -> None:
+        """Raises ApiError 401 if status and metrics need a key and the request has none that may see them."""
+        if self.config.status_needs_key:
+            self._admin.require_viewer(request, self.config.viewer_keys)
 
     def _status_json(self) -> bytes:
         status = status_of(self.connections, self.requests, self.transport, self.metrics_port, self._gate)
@@ -539,12 +576,6 @@ def _check_media_type(request: Request) -> None:
     if not request.headers.get(b"authorization", b"").lower().startswith(b"bearer "):
         message = "The body must be sent with 'content-type: application/json'."
         raise ApiError(415, message, code="unsupported_media_type")
-
-
-def _parse(plan_of: PlanOf, request: Request, defaults: Defaults) -> Plan:
-    """Returns the plan of a large body; called in a thread."""
-    check_structure(request.body)
-    return plan_of(request.body, request.headers, defaults)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -46,6 +46,16 @@ class IngressConfig:
     """
     max_in_flight: Annotated[int, Whole(1)] = 4096
     """Requests under way at once; each may hold several sequences."""
+    max_sequences: Annotated[int, Whole(1)] = 8192
+    """Sequences under way at once: prompts times `n`, over all requests; beyond it requests are answered with 429.
+    Twice `max_in_flight`: most requests have one, and the largest completion has 1,024.
+    """
+    max_prompt_bytes: Annotated[int, Whole(1024)] = 2**30
+    """Bytes of the prompts under way, over all requests: their texts, 48 for each token, and what is kept of
+    the options (lists, schemas, the body if it has tools); beyond it requests are answered with 503. With the default
+    `max_in_flight` requests have 5,000 tokens each on average: at 4 characters a token, 4,096 x 5,000 x 52 bytes are
+    1.0 GiB.
+    """
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
     max_retries: Annotated[int, Whole(0)] = 2
     """Attempts that may follow those which failed without output of their own."""
@@ -98,14 +108,19 @@ class IngressConfig:
     is.
     """
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
-    ceiling: Class | int = "interactive"
+    ceiling: Class | int = "standard"
     """The most urgent class or priority that a request may ask for where there is no `key_file`, in which each key has
-    a ceiling of its own. With "interactive" clients may name any class, and nobody gets before the interactive ones.
+    a ceiling of its own; an admin key has none. Classes are strict by default, so with "interactive" any client may
+    hold up all that ask for nothing.
     """
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that give the right to administer; `app.ingress.admin` says what that includes, and which key there is
     without any.
     """
+    status_needs_key: bool = False
+    """Whether `/metrics` and `/sluice/status`, on every port, need an admin key or one of `viewer_keys`."""
+    viewer_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys that may see `/metrics` and `/sluice/status` where these need one, and nothing else."""
     key_file: str = ""
     """The file of the API keys, which `sluice key` writes. Without one, requests need no key and have no limits."""
     quota_redis: str = field(default="", repr=False)
@@ -139,8 +154,13 @@ class IngressConfig:
             raise ValueError("ingress: quota_redis must begin with redis://, rediss:// or unix://")
         if not self.served_names or not all(self.served_names):
             raise ValueError("ingress: served_names must hold at least one name")
-        if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys):
-            raise ValueError("ingress: admin_keys must be printable ASCII of at least 8 characters each")
+        for name, keys in (("admin_keys", self.admin_keys), ("viewer_keys", self.viewer_keys)):
+            if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in keys):
+                raise ValueError(f"ingress: {name} must be printable ASCII of at least 8 characters each")
+        if self.viewer_keys and not self.status_needs_key:
+            raise ValueError(
+                "ingress: viewer_keys needs status_needs_key: status and metrics are open without it"
+            )
         priorities = Whole(-MAX_PRIORITY, MAX_PRIORITY)
         if self.ceiling not in PRIORITY_OF_CLASS and not priorities.allows(self.ceiling):
             classes = ", ".join(PRIORITY_OF_CLASS)

@@ -81,6 +81,11 @@ may be late; every new request waits for as long."""
 _UNFIT = {"stalled": troubles.STALLED, "quarantined": troubles.QUARANTINED, "down": "engine_dead"}
 """The states of an engine in which requests leave it, and the codes under which they do."""
 
+IDLE_SWEEPS = 10
+"""Periods of `sweep_interval_s` between two sweeps of a replica that has nothing to sweep: no request is open, a router
+decides, and no link to an engine is new, missing or retired. Whatever changes this ends the longer pause at once.
+"""
+
 LATE_S = 1.0
 """Delay of a sweep from which this process counts as held up. ASSUMPTION: a loop is never that late of itself."""
 
@@ -194,7 +199,10 @@ class IngressConnections:
         self._transferred: list[tuple[float, Transfer]] = []  # each with the time of its end
         self._progressed: set[Connected] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeps_seldom = False
+        # how long the sweeper waits for the next sweep, and until when
+        self._sweep_period_s = self._sweep_due_s = 0.0
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # not the loop's own clock: uvloop's has a resolution of 1 ms
@@ -204,7 +212,7 @@ class IngressConnections:
         """Connects in the background; `ready()` says when requests can be served."""
         self._decide_here()
         self._router.start()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweep_after(self.config.sweep_interval_s)
 
     async def stop(self) -> None:
         """Cancels what still runs and closes all links. Idempotent."""
@@ -301,6 +309,8 @@ class IngressConnections:
         """Registers the request under the id of its next attempt and returns that id; it begins with `request_id`."""
         attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
+        if self._sweeps_seldom:
+            self._sweep_often()
         # this replica may decide about the next attempt itself, and it knows no tiers
         life.tier = None
         return attempt_id
@@ -448,6 +458,7 @@ class IngressConnections:
             self._happens(attempt_id, event)
 
     def _engine_lost(self, link: EngineLink, reason: str) -> None:
+        self._sweep_often()
         if self._local.is_open:
             self._local.engines(self._reachable())
         tied, link.live = list(link.live), {}
@@ -528,6 +539,7 @@ class IngressConnections:
     def _engines_are(self, engines: list[EngineInfo]) -> None:
         unfit = self._newly_unfit(engines)
         self._engines.update(engines)
+        self._sweep_often()
         for info in unfit:
             self._engine_unfit(info)
 
@@ -578,6 +590,7 @@ class IngressConnections:
         """Opens this replica's own router, and tells it of every request."""
         standby = AWAKE if self._standby is None else standby_of(self._standby)
         self._local.open(self._reachable(), self.ingresses(), standby)
+        self._sweep_often()
         self._introduce()
 
     def _hand_over(self) -> None:
@@ -668,23 +681,35 @@ class IngressConnections:
             self._handover_s += period_s
             self._hand_over()
 
-    async def _sweep(self) -> None:
-        period_s = self.config.sweep_interval_s
-        due_s = self.now_s() + period_s
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                now_s = self.now_s()
-                # what engines sent meanwhile waits in the sockets: they have not stalled
-                if now_s - due_s > LATE_S:
-                    for life in self.live.values():
-                        life.forbear(now_s + FORBEARANCE_S)
-                due_s = now_s + period_s
-                self._engines.sweep(period_s)
-                self._sweep_routers(period_s)
-                for woken in self.alarms.due(now_s):
-                    woken.wake(now_s)
-            # a bug must not end this task: no request would expire any more
-            except Exception:
-                self.metrics.internal_errors.inc()
-                log.exception("the sweep failed; it is tried again in %g s", period_s)
+    def _sweep_after(self, period_s: float, seldom: bool = False) -> None:
+        """Has the next sweep come after `period_s`, and not when it would have come before."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeps_seldom = seldom
+        self._sweep_period_s, self._sweep_due_s = period_s, self.now_s() + period_s
+        self._sweeper = self._loop.call_later(period_s, self._sweep)
+
+    def _sweep_often(self) -> None:
+        """Ends the longer pause between sweeps, because there may be something to sweep now."""
+        if self._sweeps_seldom and not self._stopping:
+            self._sweep_after(self.config.sweep_interval_s)
+
+    def _sweep(self) -> None:
+        now_s, period_s, often_s = self.now_s(), self._sweep_period_s, self.config.sweep_interval_s
+        seldom = False
+        try:
+            # what engines sent meanwhile waits in the sockets: they have not stalled
+            if now_s - self._sweep_due_s > LATE_S:
+                for life in self.live.values():
+                    life.forbear(now_s + FORBEARANCE_S)
+            self._engines.sweep(period_s)
+            self._sweep_routers(period_s)
+            for woken in self.alarms.due(now_s):
+                woken.wake(now_s)
+            seldom = not self.live and not self._local.is_open and self._engines.settled()
+        # a bug must not end the sweeps: no request would expire any more
+        except Exception:
+            self.metrics.internal_errors.inc()
+            log.exception("the sweep failed; it is tried again in %g s", often_s)
+        if not self._stopping:
+            self._sweep_after(IDLE_SWEEPS * often_s if seldom else often_s, seldom)

@@ -6,11 +6,13 @@ at once. `_close` ends the exchange exactly once, at the first of finish, failur
 
 import logging
 import time
+from collections.abc import Iterator
+from functools import partial
 
 from actors.telemetry import logs
 from actors.telemetry.facts import Answered, Kept
 from actors.wire.messages import Out
-from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
+from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole_parts
 from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress import access
@@ -20,6 +22,8 @@ from app.ingress.intake import Prompts
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.request import IngressRequest, RequestSpec
 from app.ingress.tenants.gate import Grant, Used
+from app.ingress.work_bound import NOTHING, Held
+from policies.request.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,10 @@ CANDIDATE_BYTES = 200
 """Memory of a candidate with its log probability. ASSUMPTION: a tuple of four (88 bytes), a short text (60), two
 numbers (56)."""
 
+TURN_S = 0.005
+"""Seconds for which one request's prompts are started, or its answer is built, before others have a turn. ASSUMPTION: a
+stream's reader sees no gap of this length."""
+
 CLIENT_CLOSED = 499
 """Status that metrics show for a client that left: nginx's number (`NGX_HTTP_CLIENT_CLOSED_REQUEST`)."""
 
@@ -45,7 +53,8 @@ class HttpExchange:
     """
 
     __slots__ = (
-        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_held_bytes", "_id",
+        "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_held", "_held_bytes",
+        "_id",
         "_kept", "_limits", "_live", "_open", "_pending", "_requests", "_sent",
         "_started_s", "_tokens", "_writer", "_written_s", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
@@ -69,6 +78,7 @@ class HttpExchange:
         self._finish: bytes | None = None
         self._sent = False  # some output; comments are none
         self._held_bytes = 0
+        self._held = NOTHING
         self._written_s = started_s
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
@@ -92,8 +102,21 @@ class HttpExchange:
         if self._kept is not None:
             self._kept.at_s["parsed"] = at_s
 
+    def hold(self, held: Held) -> None:
+        """Counts what the exchange has under way until it ends. Raises ApiError if that is too much for the replica;
+        the exchange then holds what it held before.
+        """
+        if self.closed:
+            return
+        work = self._requests.work
+        work.check(held, self._held)
+        work.change(self._held, held)
+        self._held = held
+
     def begin(self, prompts: Prompts, grant: Grant | None = None) -> None:
-        """Starts one request per prompt. With a `grant` of an API key, the end settles it."""
+        """Starts one request per prompt. With a `grant` of an API key, the end settles it. Of many prompts some start
+        later, so that other answers go on.
+        """
         plan = self.plan
         if grant is not None:
             self._grant, self._limits = grant, grant.headers
@@ -111,9 +134,23 @@ class HttpExchange:
         session = session_digest(plan.terms.session, self._requests.connections.salt)
         terms = plan.terms._replace(session=session, tenant=plan.unnamed or plan.terms.tenant)
         self._open = len(tokens)
-        for index, ids in enumerate(tokens):
-            if self.closed:  # an earlier one has failed at once
-                break
+        # the prompt has been made of it
+        plan.request = None
+        self._begin_from(0, terms, budgets)
+
+    def _begin_from(self, first: int, terms: Terms, budgets: list[int]) -> None:
+        """Starts the requests of the prompts from `first` on, and has those for which its time does not last started in
+        a later turn of the event loop.
+        """
+        plan, tokens, until_s = self.plan, self._tokens, time.perf_counter() + TURN_S
+        for index in range(first, len(tokens)):
+            # an earlier one has failed, or the client has left
+            if self.closed:
+                return
+            if index > first and time.perf_counter() > until_s:
+                self._requests.soon(partial(self._begin_from, index, terms, budgets), self)
+                return
+            ids = tokens[index]
             spec = RequestSpec(
                 tokens=ids,
                 params=plan.params | {"max_tokens": budgets[index]},
@@ -189,10 +226,7 @@ class HttpExchange:
 
     def _complete(self) -> None:
         if self._writer is None:
-            body = whole(self.envelope, self._choices, self._usage())
-            self._close(200)
-            self._release()
-            self.reply.respond(200, [JSON, *self._headers()], body)
+            self._build([], whole_parts(self.envelope, self._choices, self._usage()))
             return
         finish = DONE
         if self.plan.include_usage:
@@ -202,6 +236,23 @@ class HttpExchange:
         self._finish = finish
         self._close(200)
         self._release()
+
+    def _build(self, made: list[bytes], parts: Iterator[bytes]) -> None:
+        """Makes the rest of a whole answer and sends it, in as many turns of the event loop as it takes."""
+        until_s = time.perf_counter() + TURN_S
+        # its client may leave meanwhile
+        while not self.closed:
+            part = next(parts, None)
+            if part is None:
+                body = b"".join(made)
+                self._close(200)
+                self._release()
+                self.reply.respond(200, [JSON, *self._headers()], body)
+                return
+            made.append(part)
+            if time.perf_counter() > until_s:
+                self._requests.soon(partial(self._build, made, parts), self)
+                return
 
     def _cancel_all(self) -> None:
         for request in self._live:
@@ -217,6 +268,8 @@ class HttpExchange:
         if self._kept is not None:
             self._tell(self._kept)
             self._kept = None
+        # a client may take long to read the rest of its answer
+        self._tokens, self.plan.prompts = [], []
 
     def _tell(self, kept: Kept) -> None:
         """Hands over what was kept for a trace and for observers."""
@@ -315,6 +368,8 @@ class HttpExchange:
         if self._held_bytes:
             requests.answers.hold(self, 0)
         requests.closed(self)
+        requests.work.change(self._held, NOTHING)
+        self._held = NOTHING
         metrics, request_class = requests.metrics, self.plan.terms.request_class
         metrics.answered(code, request_class)
         if self._kept is not None:
@@ -331,13 +386,14 @@ class HttpExchange:
     def _settle(self, grant: Grant, code: int) -> None:
         """Gives back what an API key has granted and this exchange, which ends with `code`, has not used.
 
-        A prompt counts once it was sent to an engine, but a fault of the service costs only what has brought output.
+        A prompt counts once it was sent to an engine, but a fault of the service costs only what has brought output. A
+        client that has no more patience has left, whether it says so by a limit of its own or by its connection.
         """
         self._grant = None
         completion = sum(choice.tokens for choice in self._choices)
         if code == 200:
             prompt = sum(map(len, self._tokens))
-        elif code == CLIENT_CLOSED or completion:
+        elif code == CLIENT_CLOSED or completion or any(request.timed_out for request in self._live):
             # a prompt whose choices were split among several requests counts once
             sent = {r.spec.first_choice: len(r.spec.tokens) for r in self._live if _was_sent(r)}
             prompt = sum(sent.values())
@@ -390,9 +446,8 @@ class HttpExchange:
 
 def _was_sent(request: IngressRequest) -> bool:
     """Returns whether an engine has got the request's prompt."""
-    return (
-        bool(request.output_tokens) or request.prefill_engine is not None or request.decode_engine is not None
-    )
+    at_engine = request.prefill_engine is not None or request.decode_engine is not None
+    return bool(request.output_tokens) or at_engine or request.timed_out
 
 
 def _path(plan: Plan) -> str:

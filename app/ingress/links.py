@@ -94,6 +94,11 @@ class EngineLink:
                 self.silent_s = math.inf
                 self._on_lost(self, "cannot be reached")
 
+    @property
+    def settled(self) -> bool:
+        """Whether `sweep` has nothing to count for this link."""
+        return self._waited_s is None and self.missing_s is None
+
     async def stop(self) -> None:
         self._waited_s = None
         await self._link.stop()
@@ -195,6 +200,10 @@ class EngineLinks:
         """Returns the links of the fleet, and the retired links of engines that have no other."""
         retired = [link for link in self._retired if link.info.id not in self._links]
         return [*retired, *self.all()]
+
+    def settled(self) -> bool:
+        """Returns whether no link changes with time: none is being set up, missing or retired."""
+        return not self._retired and all(link.settled for link in self._links.values())
 
     def sweep(self, period_s: float) -> None:
         """Counts `period_s` more seconds for every link; called every `period_s` seconds.

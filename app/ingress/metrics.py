@@ -142,7 +142,8 @@ INGRESS: tuple[Metric, ...] = (
         "requests",
         "Requests and connections that the listener refused or dropped, by reason: `connections` (too many "
         "connections), `address` (too many from one address), `memory` (the connections hold too many bytes of "
-        "requests), `late` (a request took too long to arrive), `host` (a name by which the server does not answer) or "
+        "requests), `late` (a request took too long to arrive), `handshake` (a TLS handshake took too long), `host` (a "
+        "name by which the server does not answer) or "
         "`unread` (clients leave too many bytes of answers unread, and this one most).",
         "reason",
     ),

@@ -5,12 +5,14 @@ import itertools
 import logging
 import random
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from actors.telemetry.facts import Answered, Kept, Place
 from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
 from app.ingress.http.memory import SharedBytes
+from app.ingress.work_bound import WorkBound
 
 if TYPE_CHECKING:
     from actors.telemetry.traces import Traces
@@ -62,6 +64,8 @@ class OpenRequests:
         self._keeping: asyncio.TimerHandle | None = None
         self.answers: SharedBytes[OpenRequest] = SharedBytes(config.max_answer_bytes, _drop)
         """The memory of whole answers that are not complete."""
+        self.work = WorkBound(config.max_sequences, config.max_prompt_bytes)
+        """The prompts under way."""
         self._open: set[OpenRequest] = set()
         self._dirty: list[OpenRequest] = []
         self._idle = asyncio.Event()
@@ -111,6 +115,18 @@ class OpenRequests:
         if not self._dirty:
             self._loop.call_soon(self._flush)
         self._dirty.append(request)
+
+    def soon(self, work: Callable[[], None], request: OpenRequest) -> None:
+        """Has `work` for a request done in the next iteration of the event loop."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # a bug; the other answers go on
+                self.metrics.internal_errors.inc()
+                request.broken(error)
+
+        self._loop.call_soon(run)
 
     def new_id(self, client: str | None) -> RequestId:
         """Returns the names of a request. `own` is one that no other request has, whichever replica serves it; a

@@ -90,6 +90,11 @@ class IngressReplica:
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,
             "admin_keys": keys_of_environment(),
+            **(
+                {"viewer_keys": keys_of_environment("SLUICE_VIEWER_KEYS")}
+                if group.options.get("status_needs_key")
+                else {}
+            ),
             "key_file": os.environ.get("SLUICE_KEY_FILE", ""),
             "quota_redis": os.environ.get("SLUICE_QUOTA_REDIS", ""),
             "audit_log": str(user_folder() / f"audit-{group.port}"),

@@ -97,10 +97,20 @@ class IngressRequest(Connected):
     """One prompt on its way through router and engines, driven live.
 
     Call `start` once; `cancel` may follow at any time. `IngressConnections` delivers the messages. `parts` are the
-    choices that this request generates: all of its prompt's, or one of them after a migration.
+    choices that this request generates: all of its prompt's, or one of them after a migration. `timed_out` says whether
+    it has ended because the time was over that its client allows, with its prompt at an engine.
     """
 
-    __slots__ = ("_blamed", "_cached_tokens", "_client", "_connections", "_tally", "parts", "spec")
+    __slots__ = (
+        "_blamed",
+        "_cached_tokens",
+        "_client",
+        "_connections",
+        "_tally",
+        "parts",
+        "spec",
+        "timed_out",
+    )
 
     def __init__(
         self, spec: RequestSpec, parts: list[Choice], client: Client, connections: IngressConnections
@@ -113,6 +123,7 @@ class IngressRequest(Connected):
         self._cached_tokens: int | None = None
         # the engine that failed the attempt which ended last
         self._blamed: Blame | None = None
+        self.timed_out = False
 
     def start(self) -> None:
         """Begins the first attempt; the request may already have failed when this returns."""
@@ -501,6 +512,7 @@ class IngressRequest(Connected):
                 message = told_of(blamed)
         if failure.code == "deadline" and self._limits_itself():
             message = "The request took longer than its 'x-sluice-timeout-s' allows."
+            self.timed_out = self.times.routed_s is not None
         self._client.failed(
             self,
             ApiError(

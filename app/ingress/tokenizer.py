@@ -108,6 +108,9 @@ class HfCodec:
         variables.setdefault("documents", None)
         try:
             text = self._template.render(variables)
+        except RecursionError:
+            # arguments of tool calls may be nested as deeply as Python's calls
+            raise TemplateError("a value in it is nested too deeply") from None
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise TemplateError(str(error) or type(error).__name__) from None
         return _cut_after_last(text, messages) if continue_final_message else text

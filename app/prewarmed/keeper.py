@@ -33,8 +33,14 @@ log = logging.getLogger("ray.serve")
 
 LOOK_S = 0.5
 """Seconds between two looks at the pool."""
-ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "false"}
-"""Environment of a keeper's process: Ray would end all of its children with it, also those that have become workers."""
+ENVIRONMENT = {
+    # Ray would end all children of the keeper with it, also those that have become workers.
+    "RAY_kill_child_processes_on_worker_exit": "false",
+    # Where it is set, Ray hides all GPUs from the keeper, which has none, and so from the processes that it makes. Ray
+    # notes the GPUs that a process may have when it is imported, so these would stay without any.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Environment of a keeper's process."""
 
 
 class PrewarmedShare(NamedTuple):

@@ -15,8 +15,9 @@ from app.prewarmed.launcher import SUFFIX
 log = logging.getLogger("ray.serve")
 
 RETRY_S = (1.0, 60.0)
-"""Seconds until a process is made again after one that died before it was ready: twice as long each time, up to the
-second. ASSUMPTION: what is broken for a minute is broken for good, and one try a minute harms nobody."""
+"""Seconds until a process is made again after one that died before it was ready, or could not be made: twice as long
+each time, up to the second. ASSUMPTION: what is broken for a minute is broken for good, and one try a minute harms
+nobody."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,11 @@ class Pool:
         importing = any(not member.waits for member in self._members)
         if len(self._members) < self._size and not importing and self._clock() >= self._not_before_s:
             cores = self._share()
-            self._members.append(Member(self._start(cores), cores))
+            try:
+                self._members.append(Member(self._start(cores), cores))
+            except OSError:
+                self._make_later()
+                raise
         waiting = sum(member.waits for member in self._members)
         return Counts(waiting, len(self._members) - waiting, self._taken, self._died)
 
@@ -96,8 +101,7 @@ class Pool:
             socket.unlink(missing_ok=True)
             log.warning("pre-warmed process %d ended (%s)", member.process.pid, member.process.returncode)
             if not member.waits:
-                self._not_before_s = self._clock() + self._retry_s
-                self._retry_s = min(RETRY_S[1], 2 * self._retry_s)
+                self._make_later()
         elif not member.waits:
             if socket.exists():
                 member.waits = True
@@ -106,6 +110,10 @@ class Pool:
             self._members.remove(member)
             self._gone.append(member.process)
             self._taken += 1
+
+    def _make_later(self) -> None:
+        self._not_before_s = self._clock() + self._retry_s
+        self._retry_s = min(RETRY_S[1], 2 * self._retry_s)
 
     def _socket(self, member: Member) -> Path:
         return self._folder / f"{member.process.pid}{SUFFIX}"

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import provenance, report
+from benchmarks.aims import stated
 from benchmarks.aims.causes import ABSENT, SAID, Cause, Said, cause_of
-from benchmarks.aims.whose import JUDGED, NOT_COUNTED, Whose, tally, whose
+from benchmarks.aims.whose import NOT_COUNTED, Whose, tally, whose
 from benchmarks.checkout import ROOT
 from benchmarks.document import RESULTS, Section, sections
-from benchmarks.experiments.base import Row
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import JUDGED, Row
 
 PAGE = ROOT / "docs/not_reproduced.md"
 PAPERS = {
@@ -29,6 +31,7 @@ PAPERS = {
 HEADER = ("figure", "form", "paper", "ours", "difference", "aim")
 FORMS = {Whose.PAPER: "the paper's", Whose.FORM: "ours"}
 NO_CAUSE = "Cause not found."
+OPEN = "Open: the interval holds a bound of the aim, so these seeds decide neither way."
 
 
 def page(results: Path = RESULTS) -> str:
@@ -83,18 +86,27 @@ def _told(rows: Sequence[tuple[str, Row]], owner: Whose) -> str:
 
 def _missed(section: Section) -> Iterator[str]:
     """Yields a section's part of the page: its rows by cause, in the order of the first row of each cause."""
-    by_cause: dict[Cause | None, list[Row]] = {}
+    by_cause: dict[Cause | str | None, list[Row]] = {}
     for row in not_reached(section):
-        by_cause.setdefault(cause_of(section.experiment, row.name), []).append(row)
+        cause = cause_of(section.experiment, row.name)
+        key = OPEN if cause is None and _is_open(row) else cause
+        by_cause.setdefault(key, []).append(row)
     if not by_cause:
         return
     yield f"### {section.title}\n\nFrom [results.md](results.md#{section.anchor})."
-    for cause, rows in by_cause.items():
-        yield _why(cause)
+    for said, rows in by_cause.items():
+        yield _why(said)
         yield _table(section.experiment, rows)
 
 
-def _why(cause: Cause | None) -> str:
+def _is_open(row: Row) -> bool:
+    """Returns whether the row's interval holds its aim's bound."""
+    return row.met is None and row.ours is not None and row.half_width is not None
+
+
+def _why(cause: Cause | str | None) -> str:
+    if isinstance(cause, str):
+        return cause
     return NO_CAUSE if cause is None else f"Cause: {cause.text} (`{cause.said_in}`)"
 
 
@@ -132,20 +144,39 @@ def contradicting(said: Said, section: Section) -> list[Row]:
 def _absent(paper: str) -> Iterator[str]:
     yield f"### {paper}: without an experiment"
     yield "\n".join(f"- {one.what}. {one.why}" for one in ABSENT[paper])
+    waiting = [name for name in registry.EXPERIMENTS if paper_of(name) == paper and _is_waiting(name)]
+    if waiting:
+        yield f"### {paper}: without a result yet"
+        yield "\n".join(f"- `{name}`: {_waiting(name)}" for name in waiting)
+
+
+def _is_waiting(name: str) -> bool:
+    return f"experiments/{registry.place(name)}" in provenance.MISSING
+
+
+def _waiting(name: str) -> str:
+    """Returns what is known of an experiment that has no committed result."""
+    aims = " and its aims, which a file states" if stated.stated(name) is not None else ""
+    return f"{registry.load(name).SUMMARY}. It has its code{aims}, and no committed result yet."
 
 
 def _not_counted() -> Iterator[str]:
     yield "## Aims that are not counted"
-    yield "\n".join(f"- `{name}`, rows {pattern}. {why}" for name, (pattern, why) in NOT_COUNTED.items())
+    yield "\n".join(
+        f"- `{name}`, rows {' and '.join(f'`{pattern}`' for pattern in one.patterns)}. {one.why}"
+        for name, found in NOT_COUNTED.items()
+        for one in found
+    )
 
 
 _HEAD = """# What could not be reproduced
 
 `python -m benchmarks document` writes this page from the files in `benchmarks/results` and from the causes in
 `benchmarks/aims/causes.py`; `python -m benchmarks check` compares it. It has every row in which a figure of a paper, or
-what a paper says in words, was aimed at and is *missed* or *open* (the interval holds the aim, or it could not be
-judged). [results.md](results.md) has the others. *form* says whether the row runs what its experiment calls the paper's
-own form, each reading of it where the paper leaves one open, or a form of ours that is held against the same figure. Of
-ours, ± is half of the 95 % interval; a figure without it is of one run or a ratio of means. A cause is one that
-somebody has found and written down; the file that has it at length is named behind it. *Figures without an aim* stand
-beside ours in results.md, where nobody has said how near they must be."""
+what a paper says in words, was aimed at and is *missed* (the whole interval says so) or *open* (the interval holds a
+bound of the aim, or it could not be judged). [results.md](results.md) has the others, and those that are not counted.
+*form* says whether the row runs what its experiment calls the paper's own form, of which one reading counts where the
+paper leaves several open, or a form of ours that is held against the same figure. Of ours, ± is half of the 95 %
+interval; a figure without it is of one run, or has none. A cause is one that somebody has found and written down; the
+file that has it at length is named behind it. *Figures without an aim* stand beside ours in results.md, where nobody
+has said how near they must be."""

@@ -229,7 +229,7 @@ class Application:
         config, ingress = self._config, self._config.ingress
         board = config.dashboard.resolved(ingress)
         runs = from_options(RunsConfig, board.experiments, "dashboard.experiments")
-        options, target = ingress.options, Target(ingress.port, ingress.url)
+        options, target = ingress.options, Target(ingress.port, ingress.url, ingress.tls_cert)
         slo, keys = options.get("class_slo", {}), tuple(options.get("admin_keys", ()))
         dashboard = Dashboard(
             board, runs, config.model.served_name, slo, target, keys, config.wire, self._find

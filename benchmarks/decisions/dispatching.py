@@ -16,8 +16,8 @@ from policies.state.views import Request, Role
 # The number of engines, a quarter of which do prefill.
 ENGINES = 64
 SLOTS = 32
-LIVE = 1300
-"""The number of requests in the system at once.
+LIVE_PER_DECODE = 27
+"""The number of requests in the system at once for each decode engine.
 
 It is below the number of slots, so that the pool is short, as in a live router.
 """
@@ -31,6 +31,12 @@ PAIRS = (
     ("predicted_ttft", "composition"),
 )
 POOLS = (100, 1_000, 10_000)
+FLEETS = (2, 16, 64, 256)
+"""The numbers of engines between which the cost of a request is compared."""
+FLEET_PAIRS = (*PAIRS[:2], ("join_shortest_queue", "composition"))
+"""The policies with which it is: the least, those of the live comparison with other routers, and those as shipped."""
+BLOCKS = 15
+"""The number of turns that each fleet gets, one after the other, so that a busy machine slows all of them."""
 
 
 class Loop:
@@ -39,14 +45,16 @@ class Loop:
     In every step each running request gains a token, and new requests replace those that ended.
     """
 
-    def __init__(self, prefill: str, decode: str, seed: int) -> None:
+    def __init__(self, prefill: str, decode: str, seed: int, engines: int = ENGINES) -> None:
         config = DispatchConfig(max_queue=10**6, queue_timeout_s=1e9, seed=seed)
+        prefills = max(1, engines // 4)
+        self.live = LIVE_PER_DECODE * (engines - prefills)
         self.dispatcher = Dispatcher(config, prefill_policy(prefill), decode_policy(decode))
         self.rng, self.now_s, self.events, self.arrived, self.closed = random.Random(seed), 0.0, 0, 0, 0
         self.running: dict[str, tuple[int, int]] = {}  # attempt_id -> tokens, output length
         self.computing: list[str] = []
-        self.names = [f"p{i:03d}" for i in range(ENGINES // 4)]
-        self.names += [f"d{i:03d}" for i in range(ENGINES - ENGINES // 4)]
+        self.names = [f"p{i:03d}" for i in range(prefills)]
+        self.names += [f"d{i:03d}" for i in range(engines - prefills)]
         for name in self.names:
             role = Role.PREFILL if name[0] == "p" else Role.DECODE
             self.feed(ev.EngineUp(0.0, name, role, "g", f"n{name}", SLOTS, 10_000_000))
@@ -70,7 +78,7 @@ class Loop:
             for name in self.names:
                 self.feed(ev.EngineStatus(self.now_s, name, 10, 0, 0))
             self.feed(ev.Tick(self.now_s))
-        while self.dispatcher.state.in_flight < LIVE:
+        while self.dispatcher.state.in_flight < self.live:
             request = Request(
                 f"r{self.arrived}", self.now_s, self.rng.randint(50, 8000), 1024, terms=Terms(ttft_slo_s=10.0)
             )
@@ -90,6 +98,16 @@ class Loop:
             self.closed += 1
             self.feed(ev.Closed(self.now_s, attempt_id, "finished", grown[attempt_id][0]))
 
+    def until(self, closed: int) -> tuple[float, float]:
+        """Goes on until `closed` requests have ended. Returns the wall and CPU time of one request in microseconds,
+        which include the loop's own.
+        """
+        before, wall_s, cpu_s = self.closed, time.perf_counter(), time.process_time()
+        while self.closed < closed:
+            self.step()
+        each = 1e6 / max(1, self.closed - before)
+        return each * (time.perf_counter() - wall_s), each * (time.process_time() - cpu_s)
+
 
 def requests(number: int, seed: int) -> list[Timing]:
     """Returns the mean time of a request, which includes the loop's own CPU time.
@@ -99,15 +117,39 @@ def requests(number: int, seed: int) -> list[Timing]:
     rows = []
     for prefill, decode in PAIRS:
         loop = Loop(prefill, decode, seed)
-        wall_s, cpu_s = time.perf_counter(), time.process_time()
-        while loop.closed < number:
-            loop.step()
-        wall_us = 1e6 * (time.perf_counter() - wall_s) / loop.closed
-        cpu_us = 1e6 * (time.process_time() - cpu_s) / loop.closed
+        wall_us, cpu_us = loop.until(number)
         note = f"{loop.events / loop.closed:.1f} events a request, {ENGINES} engines"
         rows.append(
             Timing(f"request: {prefill} + {decode}", loop.closed, wall_us, wall_us, cpu_us, cpu_us, note)
         )
+    return rows
+
+
+def fleet_name(prefill: str, decode: str, engines: int) -> str:
+    """Returns the name of the row of a request on a fleet of this size."""
+    return f"request, {engines} engines: {prefill} + {decode}"
+
+
+def fleets(number: int, seed: int, quick: bool) -> list[Timing]:
+    """Returns the time of a request by the number of engines, each of which has the same load.
+
+    p50 is the median over `BLOCKS` turns of at least `number / BLOCKS` requests each, and p99 the longest turn. Before
+    the first turn each fleet has ended as many requests as it has at once.
+    """
+    rows, median = [], BLOCKS // 2
+    for prefill, decode in FLEET_PAIRS:
+        loops = {engines: Loop(prefill, decode, seed, engines) for engines in FLEETS[: 2 if quick else None]}
+        for loop in loops.values():
+            loop.until(loop.live)
+        turns = [
+            {engines: loop.until(loop.closed + max(1, number // BLOCKS)) for engines, loop in loops.items()}
+            for _ in range(BLOCKS)
+        ]
+        for engines, loop in loops.items():
+            wall_us, cpu_us = (sorted([turn[engines][which] for turn in turns]) for which in (0, 1))
+            quantiles = wall_us[median], wall_us[-1], cpu_us[median], cpu_us[-1]
+            note = f"{loop.events / loop.closed:.1f} events a request, {loop.live:,} at once"
+            rows.append(Timing(fleet_name(prefill, decode, engines), BLOCKS, *quantiles, note))
     return rows
 
 

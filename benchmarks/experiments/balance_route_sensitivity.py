@@ -4,8 +4,8 @@ The paper varies one parameter at a time around its default: H in {1, 24, 48, 96
 1.0}, whose label the text has lost; it looks like gamma. This experiment varies both with the paper's own rule ("br_h"
 in Table 1), and also the predictor's gate and refresh. Beyond the paper, it adds our changes to the pool to the paper's
 aim, and varies our aim at the mean, with its beta, ageing and pool_lag, our aim with the paper's projection, and the
-size of the pool. The trace is Table 1's `recurring-long`. It has one seed, so
-small differences say nothing.
+size of the pool. The trace is Table 1's `recurring-long`. The committed results have four seeds, and runs are shorter
+than Table 1's, so differences within the intervals say nothing.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ made again from it (`python -m benchmarks check` does).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from benchmarks.checkout import Origin
-from benchmarks.seeds import Paired, Spread, paired, spread
+from benchmarks.seeds import Paired, Spread, all_met, met, paired, ratio, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +37,8 @@ Metrics: TypeAlias = Mapping[str, float | None]
 
 DEFAULT_SEEDS = (5, 2)
 _IN_POINTS = ("%", "pp", "points")
+JUDGED = {True: "met", False: "missed", None: "open"}
+"""Words for `Row.met`. An aim is open where the interval holds its bound, or where it was not judged."""
 
 
 class ExperimentError(Exception):
@@ -57,6 +59,10 @@ class Row:
 
     `paper` is None where the paper has no such figure. The difference is in percentage points where the unit is a
     percentage, else in per cent of the paper's value.
+
+    `least`, `most` and `above` are the aim's bounds on ours (`benchmarks.seeds.met`). `beside` is the verdict on
+    figures that the aim asks for and that stand in the note, a word of `JUDGED`, or "" where there are none. `aimed`
+    sets all four and `met`; the check refuses a row with an aim and an interval whose `met` is not its `verdict`.
     """
 
     name: str
@@ -67,6 +73,29 @@ class Row:
     aim: str = ""
     met: bool | None = None
     note: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    beside: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the row says what its aim asks for, so that it has a verdict."""
+        return bool(self.beside) or any(bound is not None for bound in (self.least, self.most, self.above))
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the aim is met by its bounds: surely met, surely missed, or None where the interval holds a bound.
+
+        Without an interval the figure itself decides. None also for a row without a figure or without bounds.
+        """
+        parts: list[bool | None] = [word for word, text in JUDGED.items() if text == self.beside]
+        if any(bound is not None for bound in (self.least, self.most, self.above)):
+            if self.ours is None:
+                return None
+            half = self.half_width or 0.0
+            parts.append(met(self.ours - half, self.ours + half, self.least, self.most, self.above))
+        return all_met(parts) if parts else None
 
     @property
     def difference(self) -> float | None:
@@ -79,6 +108,23 @@ class Row:
     @property
     def difference_unit(self) -> str:
         return "points" if self.unit in _IN_POINTS else "%"
+
+
+def aimed(
+    row: Row,
+    aim: str,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    also: Sequence[bool | None] = (),
+) -> Row:
+    """Returns the row with an aim, judged by the one rule: met or missed where the whole interval says so, else open.
+
+    `also` has the verdicts on other figures for which the aim asks (`benchmarks.seeds.met`).
+    """
+    beside = JUDGED[all_met(also)] if also else ""
+    judged = replace(row, aim=aim, least=least, most=most, above=above, beside=beside)
+    return replace(judged, met=judged.verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +199,10 @@ class Results:
         pairs = zip(self.values(base, metric), self.values(ours, metric), strict=True)
         found = spread([100.0 * (a - b) / a for a, b in pairs])
         return found.mean, found.half_width
+
+    def ratio(self, over: str, under: str, metric: str) -> tuple[float, float | None]:
+        """Returns (the mean of `over` by that of `under`, half of the ratio's 95 % interval), paired by seed."""
+        return ratio(self.values(over, metric), self.values(under, metric))
 
     def where(self, **wanted: Any) -> list[str]:
         """Returns the names of the variants whose config has all the values `wanted`."""

@@ -82,16 +82,23 @@ def outputs(config: Config) -> Lognormal:
 
 def capacity_per_s(config: Config) -> float:
     """Returns the requests per second that the tightest resource carries, without regard to prefix hits and queues."""
+    mean = config.get("output_tokens", OUTPUT_TOKENS)
+    return carried_per_s(config, config["context_tokens"], mean, outputs(config).mean_tokens)
+
+
+def carried_per_s(config: Config, context: int, expected: float, mean: float) -> float:
+    """Returns the requests per second that the tightest resource carries, for prompts of `context` tokens and outputs
+    of `mean` tokens, where a full step has half of the `expected` output beside each context.
+    """
     topology, prefill, decode = _placed(config)
-    context = config["context_tokens"]
     racks = {topology.node(i.node).rack for i in prefill}
     uplinks = len(racks) * topology.config.aggs_per_pod * topology.class_bytes_per_s[RACK]
-    slots, mean = config.get("slots", SLOTS), config.get("output_tokens", OUTPUT_TOKENS)
-    full_s = PROFILE.step_s(0, slots, int(slots * (context + mean / 2)))
+    slots = config.get("slots", SLOTS)
+    full_s = PROFILE.step_s(0, slots, int(slots * (context + expected / 2)))
     return min(
         len(prefill) / (context * PROFILE.prefill_per_token_s),
         uplinks / PROFILE.kv_bytes(context),
-        len(decode) * slots / (outputs(config).mean_tokens * full_s),
+        len(decode) * slots / (mean * full_s),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments import deepflow_setup as setup
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.metrics import summarise
 
@@ -73,9 +73,8 @@ def compare(results: Results) -> list[Row]:
             gain, half = results.reduction_percent(
                 f"4 colocated at {rate:g}/s", f"{name} at {rate:g}/s", "tpot_mean_s"
             )
-            aim = "lower TPOT at the same rate" if name == "2P2D" else ""
-            met = gain > 0 if name == "2P2D" else None
-            rows.append(Row(f"{name}: TPOT below colocated at {rate:g}/s", None, gain, "%", half, aim, met))
+            row = Row(f"{name}: TPOT below colocated at {rate:g}/s", None, gain, "%", half)
+            rows.append(aimed(row, "lower TPOT at the same rate", above=0.0) if name == "2P2D" else row)
     sweep = f"of {rates[0]:g} to {rates[-1]:g}/s"
     for limit_s, what in ((None, "TPOT"), (TTFT_LIMIT_S, "TPOT and TTFT")):
         best = {name: _highest(results, name, rates, limit_s) for name in SETUPS}

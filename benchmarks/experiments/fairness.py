@@ -25,8 +25,8 @@ which lifted a tenant whenever nothing of it waited for a moment, and has `credi
 "prefill" all tenants together got 0.96 to 0.97 of the service with `none`, at 5 times capacity with `by_wait`. One
 reason is that `none` leaves it to the objectives which requests are served, and these favour short prompts, with which
 the prefill engines compute more requests, whose outputs count twice. It is not the only one: a row with the time that
-the prefill engines work beside that of `none`, added after those results with the same aim, was missed at 5 times
-capacity on the seeds that are measured now. Why they work less there is not known. On seed 0 tenants that offer 0.8
+the prefill engines work beside that of `none`, added after those results with the same aim, is below it at 5 times
+capacity by its mean on the seeds that are measured now. Why is not known. On seed 0 tenants that offer 0.8
 of their share were tried, too: with admission `by_wait` some of these got 0.86 to 0.97 of their shares, because a
 tenant so near to its share waits for longer than its objective allows. The runs begin with seed 400. Aims (issue 17),
 written before those runs: with `vtc` every tenant gets at least 95 % of its fair share, at every load, in both mixes
@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.experiments.overload import CELLS, OUTPUT_CV, PROFILE, PROMPT_CV, capacity_per_s
 from benchmarks.experiments.overload import sim_config as overloaded
 from benchmarks.sim.cluster import simulate
@@ -227,36 +227,33 @@ def _rows(results: Results, cell: str, mix: str, admission: str, load: float) ->
     for name in WEIGHTS:
         part = results.spread(ours, f"part_of_share/{name}")
         before = 100.0 * results.mean(none, f"part_of_share/{name}")
-        aimed = mix == "greedy" and name in MODEST and load >= 2
+        asked = mix == "greedy" and name in MODEST and load >= 2
         said = f"with none {before:.1f} %"
-        if aimed:
+        if asked:
             said += ", aim < 90: " + ("met" if before < 90 else "not met")
         share = 100.0 * part.mean
         half = None if part.half_width is None else 100.0 * part.half_width
         what = f"{where}: part of its fair share that {name} gets with vtc"
-        rows.append(Row(what, None, share, "%", half, ">= 95", share >= 95.0, said))
-    share = 100.0 * results.mean(ours, "served_tokens_per_s") / results.mean(none, "served_tokens_per_s")
-    rows.append(
-        Row(
-            f"{where}: service of all with vtc, share of that with none",
-            None,
-            share,
-            "%",
-            None,
-            ">= 98",
-            share >= 98.0,
-        )
-    )
+        rows.append(aimed(Row(what, None, share, "%", half, note=said), ">= 95", least=95.0))
+    what = f"{where}: service of all with vtc, share of that with none"
+    rows.append(_share(results, what, ours, none, "served_tokens_per_s"))
     if cell == "prefill":
-        share = 100.0 * results.mean(ours, "prefill_s") / results.mean(none, "prefill_s")
         what = f"{where}: work of the prefill engines with vtc, share of that with none"
-        rows.append(Row(what, None, share, "%", None, ">= 98", share >= 98.0))
+        rows.append(_share(results, what, ours, none, "prefill_s"))
     if mix == "greedy" and admission == "by_wait" and load >= 1.25:
-        met = 100.0 * results.mean(ours, "in_time/modest")
+        in_time = results.spread(ours, "in_time/modest")
+        half = None if in_time.half_width is None else 100.0 * in_time.half_width
         said = f"with none {100.0 * results.mean(none, 'in_time/modest'):.1f} %"
         what = f"{where}: requests of the modest tenants that are in time with vtc"
-        rows.append(Row(what, None, met, "%", None, ">= 95", met >= 95.0, said))
+        rows.append(aimed(Row(what, None, 100.0 * in_time.mean, "%", half, note=said), ">= 95", least=95.0))
     return rows
+
+
+def _share(results: Results, what: str, ours: str, none: str, metric: str) -> Row:
+    """Returns the row of a mean with vtc as a share of that with none; the aim is to lose at most 2 %."""
+    share, half = results.ratio(ours, none, metric)
+    row = Row(what, None, 100.0 * share, "%", None if half is None else 100.0 * half)
+    return aimed(row, ">= 98", least=98.0)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:

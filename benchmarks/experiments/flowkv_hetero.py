@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.seeds import spread
 from benchmarks.sim import profiles
 from benchmarks.sim.cluster import simulate
@@ -217,16 +217,10 @@ def _reduction(
     found = spread([100.0 * (a - b) / a for a, b in pairs])
     what = {"jct_mean_s": "E2E", "tpot_mean_s": "TPOT"}[metric]
     host = f"; host {1e3 * host_s:g} ms a step" if host_s else ""
-    aimed = paper is not None and not host_s
-    return Row(
-        f"{task}: {what} below {base}{host}",
-        paper,
-        found.mean,
-        "%",
-        found.half_width,
-        f"at least {paper:g} %" if aimed else "",
-        found.mean >= paper if aimed and paper is not None else None,
-    )
+    row = Row(f"{task}: {what} below {base}{host}", paper, found.mean, "%", found.half_width)
+    if paper is None or host_s:
+        return row
+    return aimed(row, f"at least {paper:g} %", least=paper)
 
 
 def compare(results: Results) -> list[Row]:

@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.experiments import balance_route_cluster as cluster
 from benchmarks.experiments import composition
 from benchmarks.experiments import forecast_cluster as cells
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
-from benchmarks.seeds import Spread, met, spread
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
+from benchmarks.seeds import Spread, ratio, spread
 from benchmarks.sim import profiles
 from benchmarks.workloads.catalog import available
 
@@ -212,16 +212,13 @@ def harms(results: Results, cell: str, rule: str, source: str, metric: str) -> b
 def kept(results: Results, cell: str, rule: str, source: str, metric: str) -> tuple[float, float | None]:
     """Returns the share in per cent that a source keeps of what the oracle adds, and half of its 95 % interval.
 
-    It is the ratio of the mean gains over the rule without forecasts. Its interval is that of the mean of
-    gain - ratio * oracle's gain, over the oracle's mean gain (the ratio estimator of sampling theory).
+    It is the ratio of the mean gains over the rule without forecasts (`benchmarks.seeds.ratio`).
     """
     base = _without(cell, rule)
     ours = gains(results, base, _name(cell, rule, source), metric)
     whole = gains(results, base, _name(cell, rule, ORACLE), metric)
-    most = spread(whole).mean
-    ratio = spread(ours).mean / most
-    half = spread([a - ratio * b for a, b in zip(ours, whole, strict=True)]).half_width
-    return 100.0 * ratio, None if half is None else 100.0 * half / abs(most)
+    share, half = ratio(ours, whole)
+    return 100.0 * share, None if half is None else 100.0 * half
 
 
 def _table_3(results: Results) -> Iterator[Row]:
@@ -316,15 +313,12 @@ def _shares(results: Results, cell: str) -> Iterator[Row]:
                 if not _has(results, cell, rule, source):
                     continue
                 share, half = kept(results, cell, rule, source, metric) if adding else (None, None)
-                aim = ">= 95" if source == DEPLOYED else ""
-                reached = None
-                if aim and share is not None and half is not None:
-                    reached = met(share - half, share + half, least=95.0)
                 says = "the oracle adds" if adding else "the oracle does not add enough:"
                 name = (
                     f"{cell}, {rule}: share of what the oracle adds that {source} keeps, {METRICS[metric][0]}"
                 )
-                yield Row(name, None, share, "%", half, aim, reached, f"{says} {_shown(over)} %")
+                row = Row(name, None, share, "%", half, note=f"{says} {_shown(over)} %")
+                yield aimed(row, ">= 95", least=95.0) if source == DEPLOYED else row
 
 
 def _least_auc(results: Results, found: Sequence[str]) -> Iterator[Row]:
@@ -368,9 +362,9 @@ def _verdicts(results: Results, found: Sequence[str]) -> Iterator[Row]:
     for source in (ORACLE, DEPLOYED):
         forms = {cell: worth_for_balance(results, cell, source) for cell in found}
         in_cells = [f"{cell} ({', '.join(of)})" for cell, of in forms.items() if of]
-        aimed = source == DEPLOYED and len(results.seeds) > 1
+        asked = source == DEPLOYED and len(results.seeds) > 1
         aim = "at least half" if source == DEPLOYED else ""
-        reached = 2 * len(in_cells) >= len(found) if aimed else None
+        reached = 2 * len(in_cells) >= len(found) if asked else None
         name = f"cells in which forecasts of {source} are worth their cost for balance"
         yield Row(name, None, float(len(in_cells)), unit, None, aim, reached, "; ".join(in_cells) or "none")
         waiting = [cell for cell in found if worth_for_waiting(results, cell, source)]

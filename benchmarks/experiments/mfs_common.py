@@ -44,7 +44,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import IDEAL, EngineSpec, FlowSetup, LayerPlan, Permits, SimConfig
 from benchmarks.sim.metrics import summarise
@@ -392,15 +392,8 @@ def change(
     """
     percent, half = results.reduction_percent(base, ours, metric)
     goal = paper if at_least is None else at_least
-    return Row(
-        what,
-        paper,
-        -percent,
-        "%",
-        half,
-        "" if goal is None else f"at most {goal:g} %",
-        None if goal is None else -percent <= goal,
-    )
+    row = Row(what, paper, -percent, "%", half)
+    return row if goal is None else aimed(row, f"at most {goal:g} %", most=goal)
 
 
 def earliness(results: Results, what: str, rival: str, ours: str, paper: float | None) -> Row:
@@ -421,22 +414,11 @@ def earliness(results: Results, what: str, rival: str, ours: str, paper: float |
     return Row(what, paper, None, "%", None, "" if paper is None else f"at most {paper:g} %", None, note)
 
 
-def ratio(
-    results: Results, what: str, base: str, ours: str, metric: str, paper: float | None, aim: bool = True
-) -> Row:
+def ratio(results: Results, what: str, base: str, ours: str, metric: str, paper: float | None) -> Row:
     """Returns a row with the ratio of the means of `ours` and `base`; the aim is at least the paper's."""
-    over, under = results.mean(ours, metric), results.mean(base, metric)
-    found = over / under if under else None
-    reached = paper is not None and found is not None and found >= paper
-    return Row(
-        what,
-        paper,
-        found,
-        "x",
-        None,
-        f"at least {paper:g}" if aim and paper is not None else "",
-        reached if aim and paper is not None else None,
-    )
+    found = results.ratio(ours, base, metric) if results.mean(base, metric) else (None, None)
+    row = Row(what, paper, found[0], "x", found[1])
+    return row if paper is None else aimed(row, f"at least {paper:g}", least=paper)
 
 
 def reuse_of(names: Sequence[str], results: Results) -> float:

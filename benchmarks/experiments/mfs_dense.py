@@ -31,7 +31,14 @@ from benchmarks.experiments.mfs_common import (
     named,
     run_one,
 )
-from benchmarks.experiments.mfs_rates import Attainments, attainments, compared_at, over_rivals, sustained
+from benchmarks.experiments.mfs_rates import (
+    Attainments,
+    attainments,
+    compared_at,
+    of_seeds,
+    over_rivals,
+    sustained,
+)
 from benchmarks.workloads.catalog import available, or_excerpt
 
 if TYPE_CHECKING:
@@ -81,9 +88,10 @@ def compare(results: Results) -> list[Row]:
     for work, (share, rate) in PAPER.items():
         if not results.where(workload=f"mooncake-{work}"):
             continue
-        found = attainments(results, MODEL, f"mooncake-{work}", 4 if results.quick else 8)
-        rows += over_rivals(work, found, share, against="karuna")
-        rows += sustained(work, found, rate)
+        where = MODEL, f"mooncake-{work}", 4 if results.quick else 8
+        found, seeds = attainments(results, *where), of_seeds(results, *where)
+        rows += over_rivals(work, found, share, against="karuna", seeds=seeds)
+        rows += sustained(work, found, rate, seeds)
         for at in sorted({compared_at(found), *(rate for of, rate in (FIG_14,) if of == work)}):
             rows += _breakdown(results, work, found, at)
     return rows

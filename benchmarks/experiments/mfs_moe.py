@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments.base import Results, Row, Variant
 from benchmarks.experiments.mfs_common import POLICIES, SEEDS_FROM, named, run_one
-from benchmarks.experiments.mfs_rates import attainments, over_rivals, sustained
+from benchmarks.experiments.mfs_rates import attainments, of_seeds, over_rivals, sustained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,9 +88,10 @@ def compare(results: Results) -> list[Row]:
     for (model, work), (share, rate) in PAPER.items():
         if not results.where(model=model, workload=work):
             continue
-        found = attainments(results, model, work, 4 if results.quick else 8)
-        rows += over_rivals(f"{model}, {work}", found, share)
-        rows += sustained(f"{model}, {work}", found, rate)
+        where = model, work, 4 if results.quick else 8
+        found, seeds = attainments(results, *where), of_seeds(results, *where)
+        rows += over_rivals(f"{model}, {work}", found, share, seeds=seeds)
+        rows += sustained(f"{model}, {work}", found, rate, seeds)
     if f"dbrx conversation 16 groups {FINER:g}/s mfs" in results.runs:
         for groups in ("", " 16 groups"):
             over = results.mean(f"dbrx conversation{groups} {FINER:g}/s mfs", "ttft_slo_share")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from benchmarks.experiments.base import Results, Row, Variant
+from benchmarks.experiments.base import Results, Row, Variant, aimed
 from benchmarks.experiments.mfs_common import OURS, POLICIES, SEEDS_FROM, change, named, run_one
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def _contention(
     ours = -shorter
     if work != "agent":
         return Row(what, None, ours, "%", half)
-    aim = f"{paper * (1 - WITHIN):g} to {paper * (1 + WITHIN):g} %"
-    return Row(what, paper, ours, "%", half, aim, abs(ours - paper) <= WITHIN * paper)
+    least, most = paper * (1 - WITHIN), paper * (1 + WITHIN)
+    return aimed(Row(what, paper, ours, "%", half), f"{least:g} to {most:g} %", least=least, most=most)
 
 
 def _policies(results: Results) -> list[str]:

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.sim import profiles
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
@@ -362,15 +362,20 @@ def named(workload: str, scheduler: str, *more: str, **options: Any) -> Variant:
 
 def reduction(results: Results, what: str, base: str, ours: str, paper: float | None, note: str = "") -> Row:
     """Returns a row with the change of the mean TTFT from `base` to `ours` in per cent (negative: shorter)."""
-    percent, half = results.reduction_percent(base, ours, "ttft_mean_s")
-    met = None if paper is None else abs(-percent - paper) <= WITHIN
-    aim = "" if paper is None else "within 3 points"
-    return Row(f"{what}: mean TTFT", paper, -percent, "%", half, aim, met, note)
+    row = _reduction(results, what, base, ours, paper, note)
+    if paper is None:
+        return row
+    return aimed(row, f"within {WITHIN:g} points", least=paper - WITHIN, most=paper + WITHIN)
 
 
 def measured(results: Results, what: str, base: str, ours: str, paper: float | None) -> Row:
     """Returns the row of `reduction` without an aim, for a figure that shows a cause."""
-    return dataclasses.replace(reduction(results, what, base, ours, paper), aim="", met=None)
+    return _reduction(results, what, base, ours, paper, "")
+
+
+def _reduction(results: Results, what: str, base: str, ours: str, paper: float | None, note: str) -> Row:
+    percent, half = results.reduction_percent(base, ours, "ttft_mean_s")
+    return Row(f"{what}: mean TTFT", paper, -percent, "%", half, note=note)
 
 
 def milliseconds(

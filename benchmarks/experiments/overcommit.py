@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import composition_cluster as cluster
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.experiments.composition import OWN
-from benchmarks.seeds import spread
+from benchmarks.seeds import met, paired, spread
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.metrics import summarise
 from policies.dispatch.config import DispatchConfig
@@ -94,19 +94,26 @@ def run_one(config: Config, seed: int) -> Metrics:
 def compare(results: Results) -> list[Row]:
     cells = _cells(results)
     numbers = _numbers(results)[1:]
-    means = {n: spread(_mean_changes(results, list(POLICIES), cells, n)) for n in numbers}
+    changes = {n: _mean_changes(results, list(POLICIES), cells, n) for n in numbers}
+    means = {n: spread(values) for n, values in changes.items()}
     rows = []
     for number, mean in means.items():
         judged = number == DEFAULT
-        met = mean.mean == min(one.mean for one in means.values()) if judged else None
         what = f"all policies, {number} beyond the slots: mean TTFT against 0"
-        aim = "least of these" if judged else ""
-        rows.append(Row(what, None, mean.mean, "%", mean.half_width, aim, met))
+        row = Row(what, None, mean.mean, "%", mean.half_width)
+        rows.append(aimed(row, "least of these", also=_least(changes, number)) if judged else row)
     rows += [_over_all(results, label, cells, number) for label in POLICIES for number in numbers]
     for label in POLICIES:
         for cell, load in cells:
             rows += [_values(results, label, cell, load, number) for number in (0, *numbers)]
     return rows
+
+
+def _least(changes: Mapping[int, Sequence[float]], number: int) -> list[bool | None]:
+    """Returns for each other number whether the change of `number` is not above that of the other, paired by seed."""
+    others = (values for other, values in changes.items() if other != number)
+    found = [paired(values, changes[number]).difference for values in others]
+    return [met(d.mean - (d.half_width or 0.0), d.mean + (d.half_width or 0.0), most=0.0) for d in found]
 
 
 def _cells(results: Results) -> list[tuple[str, float]]:

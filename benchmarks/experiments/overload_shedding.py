@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import fairness, overload
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.overload.figures import figures
 from benchmarks.overload.load import Times, works
 from benchmarks.overload.sides import CAPACITY_PER_S, MIXES
@@ -161,12 +161,10 @@ def _waits(results: Results, where: str, load: float, at: str) -> list[Row]:
         if not all(results.measured(one, metric) for one in (base, ours)):
             continue
         before_s, after = results.mean(base, metric), results.spread(ours, metric)
-        aim = f"<= {slo_s:g}" if before_s <= slo_s else ""
-        met = after.mean <= slo_s if aim else None
         what = f"{at}: p99 TTFT of the {name} requests that were not refused, with optimistic"
-        rows.append(
-            Row(what, None, after.mean, "s", after.half_width, aim, met, f"with forecast {before_s:.2f} s")
-        )
+        note = f"with forecast {before_s:.2f} s"
+        row = Row(what, None, after.mean, "s", after.half_width, note=note)
+        rows.append(aimed(row, f"<= {slo_s:g}", most=slo_s) if before_s <= slo_s else row)
     return rows
 
 

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.experiments.base import Metrics, Results, Row
+from benchmarks.experiments.base import Metrics, Results, Row, aimed
 from benchmarks.experiments.flowkv_hetero import BLOCK_TOKENS, KV_TOKENS, PROFILES
+from benchmarks.seeds import all_met, met
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
 from benchmarks.sim.fleet_setup import STARTS, FleetSetup, StartSteps
@@ -214,15 +215,33 @@ def measured(results: Results, names: Sequence[str] | None = None) -> list[Row]:
 def against(results: Results, ours: str, rival: str, name: str) -> Row:
     """Returns a row of the engine time of `ours` beside that of `rival`; the note has the attainment.
 
-    It is met where ours is worse in neither, not met where the rival is, and open where each is better in one. Less
-    than 0.1 points of attainment or 1 % of engine time is no difference.
+    It is met where ours is surely worse in neither, missed where it is surely worse in one and surely better in none,
+    and open else. Less than 0.1 points of attainment or 1 % of engine time is no difference.
     """
-    gain = 100.0 * (results.mean(ours, "slo_share") - results.mean(rival, "slo_share"))
+    gain = results.paired(rival, ours, "slo_share").difference
+    points, points_half = 100.0 * gain.mean, 100.0 * (gain.half_width or 0.0)
     saved, half = results.reduction_percent(rival, ours, "fleet/engine_s")
-    better, worse = gain > 0.1 or saved > 1.0, gain < -0.1 or saved < -1.0
-    met = None if better and worse else not worse
-    note = f"attainment {gain:+.2f} points"
-    return Row(f"{name}: engine time", None, -saved, "%", half, "worse in neither", met, note)
+    attained = _compared(points, points_half, 0.1)
+    cheaper = _compared(saved, half or 0.0, 1.0)
+    kept = [None if found is None else found >= 0 for found in (attained, cheaper)]
+    reached = all_met(kept)
+    if reached is False and 1 in (attained, cheaper):
+        # Each is surely better in one of the two.
+        reached = None
+    sure = "" if gain.half_width is None else f" ± {points_half:.2f}"
+    note = f"attainment {points:+.2f}{sure} points"
+    row = Row(f"{name}: engine time", None, -saved, "%", half, note=note)
+    return aimed(row, "worse in neither", also=[reached])
+
+
+def _compared(gain: float, half: float, margin: float) -> int | None:
+    """Returns 1 where a gain is surely above the margin, -1 where it is surely below -margin, 0 where it is surely
+    neither worse, and None where its interval holds -margin.
+    """
+    not_worse = met(gain - half, gain + half, least=-margin)
+    if not_worse is not True:
+        return -1 if not_worse is False else None
+    return 1 if gain - half > margin else 0
 
 
 def plane(results: Results, names: Sequence[str], label: str) -> Figure:

@@ -6,7 +6,10 @@ the best is the cheapest with 99 % of the requests in time, and among equally ch
 (where none has 99 %, it is the one with the most in time). At first there were only 5P5D, 5P6D and 6P6D; the other
 divisions were added so that a cheaper one would show. The plan of one who foresees each step's mean rate
 (`scaling_common.foreseen`) bounds what scaling can save. All policies begin with the fleet that the first minute needs.
-Parameters are those that `scaling_tuning` found on other seeds, for ours as for the rivals.
+Parameters are those that `scaling_tuning` found on other seeds, for ours as for the rivals. In a first report ours had
+a point below the 99 % that are aimed at, because the search weighed lateness against engines; the search's rule was
+changed then, and the aims and the seeds stayed. Nearly all late requests of the two worst seeds came in one minute of
+the rise, about one cold start long, in which a decode engine was on its way.
 
 Aims, written before the first run: ours has at least 99 % of the attainment of the best fixed fleet, at most 60 % of
 its engine time, and at most 1.25 times that of the foreseeing plan; no rival is better than ours in both attainment and
@@ -19,7 +22,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.experiments.scaling_common import (
     CHAT,
     FIRST_SEED,
@@ -108,26 +111,37 @@ def best_fixed(results: Results) -> str:
 
 def compare(results: Results) -> list[Row]:
     best = best_fixed(results)
-    share = 100.0 * results.mean(OURS, "slo_share") / results.mean(best, "slo_share")
+    share, share_half = results.ratio(OURS, best, "slo_share")
     saved, half = results.reduction_percent(best, OURS, "fleet/engine_s")
     over, over_half = results.reduction_percent(FORESEEN, OURS, "fleet/engine_s")
     rows = [
-        Row(f"attainment of ours, of that of {best}", None, share, "%", None, ">= 99", share >= 99.0),
-        Row(
-            f"engine time of ours, of that of {best}", None, 100.0 - saved, "%", half, "<= 60", saved >= 40.0
+        aimed(
+            Row(
+                f"attainment of ours, of that of {best}",
+                None,
+                100.0 * share,
+                "%",
+                None if share_half is None else 100.0 * share_half,
+            ),
+            ">= 99",
+            least=99.0,
         ),
-        Row(
-            "engine time of ours, of the foreseeing plan's",
-            None,
-            100.0 - over,
-            "%",
-            over_half,
+        aimed(
+            Row(f"engine time of ours, of that of {best}", None, 100.0 - saved, "%", half),
+            "<= 60",
+            most=60.0,
+        ),
+        aimed(
+            Row("engine time of ours, of the foreseeing plan's", None, 100.0 - over, "%", over_half),
             "<= 125",
-            over >= -25.0,
+            most=125.0,
         ),
     ]
     rows += [against(results, OURS, rival, f"ours against {rival}") for rival in RIVALS]
     rows += measured(results)
+    shares = [100.0 * one for one in results.values(OURS, "slo_share")]
+    note = "by seed: " + ", ".join(f"{one:.2f}" for one in shares)
+    rows.append(Row(f"{OURS}: requests in time on the worst seed", None, min(shares), "%", note=note))
     return rows
 
 

@@ -6,15 +6,15 @@ from typing import Any
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "joint": {
         "calm_s": 60.0,
-        "cool_down_s": 30.0,
+        "cool_down_s": 15.0,
         "switch_pause_s": 10.0,
-        "band": 0.05,
+        "band": 0.0,
         "headroom_most": 0.0,
-        "quantile": 0.8,
-        "warm_quantile": 0.8,
-        "gain": 0.1,
-        "forecast": {"level_gain": 0.15, "drift": 0.1, "damping": 0.9},
-        "margins": {"share": 0.95, "deviations": 1.0},
+        "quantile": 0.6,
+        "warm_quantile": 0.6,
+        "gain": 0.3,
+        "forecast": {"level_gain": 0.3, "drift": 0.1, "damping": 0.9},
+        "margins": {"share": 0.99, "deviations": 1.0},
     },
     "ongoing": {
         "target_ongoing": 0.5,

@@ -4,10 +4,21 @@ Each policy gets `POINTS` points on each load: its defaults, then points drawn f
 A range has published or default values and, because the loads are compressed, shorter delays. `scaling_tuned` has the
 best points; this experiment shows that they are the best.
 
-On the day of `scaling_diurnal` the best point has the least cost: engine time, and 2 % of it more for each tenth of a
-percentage point of attainment below 99 %. That puts 1 % of late requests at a fifth of the fleet, so a policy is not
-chosen for saving engines by being late. On the load of `scaling_ratio_shift` it has the most goodput. The plan of one
-who foresees the day has only its headroom.
+On the day of `scaling_diurnal` the best point is the cheapest with 99 % of the requests in time on each of the seeds.
+Where a policy has no such point, its best one has the least cost: engine time, and 2 % of it more for each tenth of a
+percentage point of mean attainment below 99 %. That puts 1 % of late requests at a fifth of the fleet, so a policy is
+not chosen for saving engines by being late. On the load of `scaling_ratio_shift` the best point has the most goodput.
+The plan of one who foresees the day has only its headroom.
+
+At first the least cost alone decided. It chose a point of ours below 99 % because that was cheap enough, and then
+`scaling_diurnal` missed the 99 % that it aims at. The aim is a floor, so the rule became one too, for all policies
+alike and before the reported seeds ran again; no point was chosen on those. Every seed must reach the floor because a
+mean of three that just does says little of the mean of others.
+
+Each rival is compared with ours at equal attainment and at equal engine time: with the rival's point that serves the
+most in time stand the cheapest point of ours that serves at least as many, and the point of ours that serves the most
+for at most its engine time. The seeds are those of the search, which are as good for one as for the other. These aims
+were written after the points had run, and the points are not chosen by them.
 """
 
 from __future__ import annotations
@@ -146,10 +157,21 @@ def cost(results: Results, name: str) -> float:
     return results.mean(name, "fleet/engine_s") / 3_600.0 * (1.0 + PER_POINT * lacking)
 
 
+def enough(results: Results, name: str) -> bool:
+    """Returns whether 99 % are in time on each seed."""
+    return min(results.values(name, "slo_share")) >= ENOUGH
+
+
+def of_policy(results: Results, load: str, policy: str) -> list[str]:
+    """Returns the names of a policy's points on a load."""
+    return [n for n, c in results.variants.items() if (c["load"], c["policy"]) == (load, policy)]
+
+
 def best(results: Results, load: str, policy: str) -> str:
     """Returns the name of the policy's best point on a load."""
-    names = [n for n, c in results.variants.items() if (c["load"], c["policy"]) == (load, policy)]
+    names = of_policy(results, load, policy)
     if load == DAY:
+        names = [name for name in names if enough(results, name)] or names
         return min(names, key=lambda name: (cost(results, name), name))
     return min(names, key=lambda name: (-results.mean(name, "goodput_per_s"), name))
 
@@ -179,6 +201,40 @@ def compare(results: Results) -> list[Row]:
             rows.append(Row(f"{load}, {policy}: {what}", None, ours, unit, None, "is used", met, note))
             if policy != FORESEEN:
                 rows.append(Row(f"{load}, {policy}: the same of its defaults", None, default, unit))
+    for rival in RIVALS:
+        rows += at_equal(results, rival)
+    return rows
+
+
+def at_equal(results: Results, rival: str) -> list[Row]:
+    """Returns rows of the rival's point that serves the most in time on the day, and of ours at equal attainment and at
+    equal engine time.
+    """
+    ours = of_policy(results, DAY, OURS)
+    share = {name: results.mean(name, "slo_share") for name in (*ours, *of_policy(results, DAY, rival))}
+    hours = {name: results.mean(name, "fleet/engine_s") / 3_600.0 for name in share}
+    most = max(of_policy(results, DAY, rival), key=lambda name: (share[name], -hours[name]))
+    as_many = [name for name in ours if share[name] >= share[most]]
+    as_cheap = [name for name in ours if hours[name] <= hours[most]]
+    rows = [
+        Row(f"day, {rival}: most in time of any point", None, 100.0 * share[most], "%"),
+        Row(f"day, {rival}: engine time of that point", None, hours[most], "h"),
+    ]
+    what = f"day, ours against {rival} at equal"
+    more, note = None, "no point of ours serves as many in time"
+    if as_many:
+        found = min(as_many, key=lambda name: hours[name])
+        more = 100.0 * (hours[found] / hours[most] - 1.0)
+        note = f"{hours[found]:.3f} h with {100.0 * share[found]:.2f} % in time"
+    met = more is not None and more <= 0.0
+    rows.append(Row(f"{what} attainment: engine time", None, more, "%", None, "not above 0", met, note))
+    gain, note = None, f"no point of ours is as cheap; the cheapest takes {min(hours[n] for n in ours):.3f} h"
+    if as_cheap:
+        found = max(as_cheap, key=lambda name: share[name])
+        gain = 100.0 * (share[found] - share[most])
+        note = f"{100.0 * share[found]:.2f} % in time in {hours[found]:.3f} h"
+    met = gain is not None and gain >= 0.0
+    rows.append(Row(f"{what} engine time: attainment", None, gain, "points", None, "not below 0", met, note))
     return rows
 
 

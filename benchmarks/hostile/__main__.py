@@ -1,14 +1,15 @@
 """`python -m benchmarks.hostile`: what hostile clients do to the streams of others, live on sim engines without Ray.
 
-    python -m benchmarks.hostile --out benchmarks/results/hostile   # all: a quarter of an hour
-    python -m benchmarks.hostile --slow-readers 20 --half-open 20 --idle 20 --large 20 --seconds 5 --alone 3
+    python -m benchmarks.hostile     # all: a quarter of an hour; the result is in benchmarks/results/hostile
+    python -m benchmarks.hostile --slow-readers 20 --half-open 20 --idle 20 --large 20 --seconds 5 --alone 3 --out DIR
 
 Six clients read streams of 50 ms a step, one after another, first alone and then beside hostile clients of one kind
 (`benchmarks.hostile.clients`): 1,000 slow readers, 1,000 half-open senders, 10,000 idle connections, or 200 requests of
 4 MB of text at once. The application (`benchmarks.chaos.bare`) has one ingress, and the tokenizer of SmolLM2 because
 one of words would keep Python's interpreter lock for the whole text. The hostile clients come from one address that
 nobody else has. They meet the limits twice: `shipped` are the defaults, of which 4,096 connections of one address and
-256 MiB of requests under way refuse most of what is too much; `raised` lets all of them in (`setups.RAISED`).
+256 MiB of requests under way refuse most of what is too much; `raised` lets all of them in (`setups.RAISED`), but has
+as many prompts under way as `shipped`, which are 1 GiB.
 
 Aims, written before the first run: the longest gap between two events of a well-behaved stream is at most 100 ms more
 with them than alone; none of the well-behaved requests fails; the RSS of the ingress grows by no more than its
@@ -29,18 +30,19 @@ from benchmarks.hostile.report import rows
 from benchmarks.hostile.run import Plan, measure
 from benchmarks.hostile.setups import SETUPS, application, shown_limits
 from benchmarks.live.machine import LIVE_CODE, command, facts, save
-from benchmarks.live.servers import ServerError, running
+from benchmarks.live.servers import ROOT, ServerError, running
 from benchmarks.live.targets import MODEL
 from benchmarks.progress import teller
 
 MODULE = "benchmarks.hostile.__main__"
 CODE = (*LIVE_CODE, "benchmarks/hostile")
+OUT = ROOT / "benchmarks" / "results" / "hostile"
 COUNTS = {"slow_readers": 1_000, "half_open": 1_000, "idle": 10_000, "large": 200}
 """Hostile clients of each kind."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints the figures and aims, and with --out writes them. Returns 1 without a result."""
+    """Measures, prints the figures and aims, and writes them. Returns 1 without a result."""
     plan = Plan()
     parser = argparse.ArgumentParser(prog="benchmarks.hostile", description=__doc__)
     for kind, count in COUNTS.items():
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", default=MODEL, help='whose tokenizer is used; "sim" has words (default %(default)s)'
     )
-    parser.add_argument("--out", type=Path, help="folder for the result, as benchmarks/results/hostile")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the result")
     args = parser.parse_args(argv)
     plan = Plan(args.alone, args.seconds, args.streams)
     counts = {kind: getattr(args, kind) for kind in KINDS}
@@ -81,17 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows({"runs": runs}):
         judged = "" if row.met is None else f"  aim {row.aim}: {'met' if row.met else 'NOT met'}"
         print(f"{row.name:80} {row.ours:12,.1f} {row.unit:3}{judged}")
-    if args.out is not None:
-        whole = {
-            "command": command(MODULE, argv),
-            "machine": machine,
-            "limits": {setup: shown_limits(setup) for setup in args.setups},
-            "plan": {"alone_s": plan.alone_s, "seconds": plan.seconds, "streams": plan.streams},
-            "runs": runs,
-        }
-        if not save(args.out / "hostile.json", whole):
-            return 1
-    return 0
+    whole = {
+        "command": command(MODULE, argv),
+        "machine": machine,
+        "limits": {setup: shown_limits(setup) for setup in args.setups},
+        "plan": {"alone_s": plan.alone_s, "seconds": plan.seconds, "streams": plan.streams},
+        "runs": runs,
+    }
+    return 0 if save(args.out / "hostile.json", whole) else 1
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ RAISED: Mapping[str, int] = {
     "max_tokenising_chars": 2**30,
     "max_in_flight": 8192,
 }
-"""Ingress options with which all hostile clients get in."""
+"""Ingress options with which all hostile clients get in. No more prompts are under way than as shipped, since 200 of a
+million tokens would take ten times as much memory.
+"""
 
 SETUPS: Mapping[str, Mapping[str, int]] = {"shipped": {}, "raised": RAISED}
 
@@ -42,7 +44,7 @@ def limits(setup: str) -> IngressConfig:
 def shown_limits(setup: str) -> dict[str, int]:
     """Returns the limits of a setup that hostile clients meet, by the name of their option."""
     config = limits(setup)
-    names = (*RAISED, "max_body_bytes", "max_unread_bytes", "slow_client_bytes")
+    names = (*RAISED, "max_prompt_bytes", "max_body_bytes", "max_unread_bytes", "slow_client_bytes")
     return {item.name: getattr(config, item.name) for item in fields(config) if item.name in names}
 
 
@@ -50,10 +52,12 @@ def budget_bytes(config: IngressConfig, clients: int) -> int:
     """Returns the bytes by which the ingress may grow while `clients` hostile clients are there.
 
     These are the budgets of its configuration: requests that arrive, answers that nobody reads, prompts that wait to
-    be tokenised (all is ASCII here, a byte a character), and a fixed part for each connection that may be open.
+    be tokenised (all is ASCII here, a byte a character), prompts under way, and a fixed part for each connection that
+    may be open.
     """
     connections = min(clients, config.max_connections, config.max_connections_per_address)
-    shared = config.max_waiting_bytes + config.max_unread_bytes + config.max_tokenising_chars
+    arriving = config.max_waiting_bytes + config.max_tokenising_chars
+    shared = arriving + config.max_unread_bytes + config.max_prompt_bytes
     return shared + CONNECTION_BYTES * connections
 
 

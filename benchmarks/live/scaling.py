@@ -27,8 +27,9 @@ the result says of what size.
 
 Aims, written before the first run: p99 of an activation at most 1 s; every warm engine's first text within 10 s, and at
 most half of the idle CPU of before, which was 1.8 % of a core; no aim for the cold ones beside and none for a wake; no
-stream cut, failed or with another text; no request of the burst lost. The exit status is 1 if a request was lost or a
-text differs, whatever the times are.
+stream cut, failed or with another text, and one of them at least still open after the last change; no request of the
+burst lost. An engine that was ordered and gives no text has missed its aim. The exit status is 1 if a request was lost,
+a text differs or such an engine gave none, whatever the times are.
 """
 
 import argparse
@@ -191,7 +192,7 @@ class App:
         self.fleet.close()
 
     def routes(self) -> dict[str, str]:
-        """Returns the engine of each request so far (`fleet.first_routes`)."""
+        """Returns the engine of each request so far (`benchmarks.steering.first_routes`)."""
         time.sleep(JOURNAL_S)
         return first_routes(self.folder / "router")
 
@@ -556,7 +557,7 @@ PARTS: dict[str, Callable[[Setup, Callable[[str], None]], dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0 if every part ran, no request was lost and no text differs, else 1."""
+    """Runs the command; returns 0 if every part ran and there was no harm (`report.harm`), else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.live.scaling",
         description=__doc__,

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.experiments.base import Row
+from benchmarks.experiments.base import Row, aimed
 from benchmarks.overload.figures import worst_part
 from benchmarks.overload.load import CLASSES, GREEDY, SLO_S, WEIGHTS
 from benchmarks.overload.sides import NAMES, OPEN, SIMULATOR, SLUICE
@@ -125,16 +125,15 @@ def _waits(found: Found, load: float) -> Iterator[Row]:
         p99_s = found.mean(SLUICE, load, measure)
         if p99_s is not None:
             beside = {side: found.mean(side, load, measure) for side in found.rivals}
-            yield Row(
+            row = Row(
                 f"load {load:g}: p99 TTFT of the {name} requests that were not refused",
                 None,
                 p99_s,
                 "s",
                 found.half_width(load, measure),
-                f"<= {slo_s:g}",
-                p99_s <= slo_s,
-                _beside(beside, "{:.2f} s"),
+                note=_beside(beside, "{:.2f} s"),
             )
+            yield aimed(row, f"<= {slo_s:g}", most=slo_s)
 
 
 def _tenants(found: Found, load: float) -> Iterator[Row]:
@@ -145,16 +144,15 @@ def _tenants(found: Found, load: float) -> Iterator[Row]:
             half = found.half_width(load, measure)
             who = f"{tenant} (weight {weight:g}{', greedy' if tenant == GREEDY else ''})"
             beside = {side: found.mean(side, load, measure) for side in found.rivals}
-            yield Row(
+            row = Row(
                 f"load {load:g}: part of its fair share that {who} gets",
                 None,
                 100.0 * part,
                 "%",
                 None if half is None else 100.0 * half,
-                f">= {100 * LEAST_SHARE:g}",
-                part >= LEAST_SHARE,
-                _beside(beside, "{:.1%}"),
+                note=_beside(beside, "{:.1%}"),
             )
+            yield aimed(row, f">= {100 * LEAST_SHARE:g}", least=100 * LEAST_SHARE)
 
 
 def _refusals(found: Found, load: float) -> Iterator[Row]:

@@ -106,6 +106,7 @@ def _sluice_args(side: str, keys: Path) -> dict[str, Any]:
     """Returns what Sluice's sides have in common of an application's arguments."""
     options = {
         "max_in_flight": MANY,
+        "max_sequences": MANY,
         "max_connections": MANY,
         "max_connections_per_address": MANY,
         "key_file": str(keys),

@@ -2,6 +2,8 @@
 
 A peer is a program of others; its dependencies must not decide the versions of ours, nor ours of its. The environment
 is made once, by the machine's ordinary pip settings, and found again by a stamp that is written last.
+
+    python -m benchmarks.peers.environment    makes it and prints where the program is, or says why it cannot be had
 """
 
 import json
@@ -49,6 +51,16 @@ def install() -> Path:
     return where / "bin" / NAME
 
 
+def main() -> int:
+    """Installs the peer. Returns 1 if it cannot be installed here."""
+    try:
+        print(install())
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of all packages in the peer's environment. Raises FileNotFoundError before `install`."""
     found: dict[str, str] = json.loads((folder() / STAMP).read_text("utf-8"))
@@ -62,3 +74,7 @@ def run(*argv: str, peer: str = f"{NAME} {VERSION}") -> str:
         said = (done.stderr or done.stdout).strip()[-1000:]
         raise PeerError(f"{peer} cannot be installed here: {' '.join(argv[1:])} failed:\n{said}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,8 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from benchmarks.aims.whose import JUDGED
-from benchmarks.experiments.base import Row
+from benchmarks.experiments.base import JUDGED, Row, aimed
 from benchmarks.live.versus import ratio_of
 from benchmarks.peers.rows import (
     CASES,
@@ -28,7 +27,7 @@ from benchmarks.peers.rows import (
 )
 from benchmarks.peers.sides import BARE, LEAN, ROUTER, SIDES, SLUICE
 from benchmarks.plots import Series, figure, lines, save
-from benchmarks.seeds import met, spread
+from benchmarks.seeds import spread
 
 Sample = Mapping[str, Any]
 
@@ -127,8 +126,8 @@ def row_of(
     half_width = (high - low) / 2
     if aim is None:
         return Row(name, None, value, unit, half_width, note=note)
-    reached = met(low, high, least=aim.least, most=aim.most)
-    return Row(name, None, value, unit, half_width, aim.text, reached, note)
+    row = Row(name, None, value, unit, half_width, note=note)
+    return aimed(row, aim.text, least=aim.least, most=aim.most)
 
 
 def rounded(value: float) -> str:

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aims.whose import JUDGED
-from benchmarks.experiments.base import Row
+from benchmarks.experiments.base import JUDGED, Row, aimed
 from benchmarks.live.versus import ratio_of
 from benchmarks.plots import bars, figure, save
-from benchmarks.seeds import Spread, met, paired, spread
+from benchmarks.seeds import paired, spread
 
 LEAST_RATE = 0.99
 """Aim: requests/s of the overhead benchmark with three pages open, or with 1 % of traces, over those without."""
@@ -62,28 +61,19 @@ def _against_nobody(samples: Sequence[Sample], row: str, state: str) -> Iterator
         return
     name = f"{row}, {STATES[state]}"
     rate = ratio_of(row, state, base, ours)
-    aimed = state in AIMED and row != ALONE
-    yield Row(
+    asked = state in AIMED and row != ALONE
+    over = Row(
         f"{name}: requests/s over those of nobody watching",
         None,
         rate.ratio,
         half_width=(rate.high - rate.low) / 2,
-        aim=f"at least {LEAST_RATE:g}" if aimed else "",
-        met=met(rate.low, rate.high, least=LEAST_RATE) if aimed else None,
     )
+    yield aimed(over, f"at least {LEAST_RATE:g}", least=LEAST_RATE) if asked else over
     for measure, what in (("ttft_mean_ms", "mean"), ("ttft_p50_ms", "p50")):
         added = paired(*pairs(samples, row, state, measure)).difference
-        low, high = _interval(added)
-        aimed = state == PAGES and row == ALONE
-        yield Row(
-            f"{name}: added TTFT {what}",
-            None,
-            added.mean,
-            "ms",
-            added.half_width,
-            aim=f"at most {MOST_TTFT_MS:g}" if aimed else "",
-            met=met(low, high, most=MOST_TTFT_MS) if aimed else None,
-        )
+        more = Row(f"{name}: added TTFT {what}", None, added.mean, "ms", added.half_width)
+        asked = state == PAGES and row == ALONE
+        yield aimed(more, f"at most {MOST_TTFT_MS:g}", most=MOST_TTFT_MS) if asked else more
     cpu = ratio_of(row, state, *pairs(samples, row, state, "hot_cpu_ms"))
     yield Row(
         f"{name}: CPU of ingress and router a request, over that of nobody watching",
@@ -100,16 +90,8 @@ def _many(whole: Mapping[str, Any]) -> Iterator[Row]:
         own = [one for one in windows if one["pages"] == pages]
         name = f"{engines} engines, {pages} pages"
         share = spread([100.0 * one["share"] for one in own])
-        low, high = _interval(share)
-        yield Row(
-            f"{name}: CPU of the dashboard, of one core",
-            None,
-            share.mean,
-            "%",
-            share.half_width,
-            aim=f"at most {MOST_SHARE_PERCENT:g}" if pages else "",
-            met=met(low, high, most=MOST_SHARE_PERCENT) if pages else None,
-        )
+        used = Row(f"{name}: CPU of the dashboard, of one core", None, share.mean, "%", share.half_width)
+        yield aimed(used, f"at most {MOST_SHARE_PERCENT:g}", most=MOST_SHARE_PERCENT) if pages else used
         most = max(one["rss_bytes"] for one in own) / 1e6
         yield Row(
             f"{name}: memory of the dashboard (RSS), greatest",
@@ -121,13 +103,6 @@ def _many(whole: Mapping[str, Any]) -> Iterator[Row]:
         )
         pss = statistics.median(one["pss_bytes"] for one in own) / 1e6
         yield Row(f"{name}: memory of the dashboard (PSS), median", None, pss, "MB")
-
-
-def _interval(values: Spread) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean; one value alone has that of all numbers."""
-    if values.low is None or values.high is None:
-        return float("-inf"), float("inf")
-    return values.low, values.high
 
 
 def table(found: Sequence[Row]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.base import Row
+from benchmarks.experiments.base import Row, aimed
 from benchmarks.live.stats import line_through, percentile
 from benchmarks.plots import Series, figure, lines, save
 
@@ -23,7 +23,7 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(f"{view}: the page was open", None, samples[-1]["at_s"] / 60, "min")
     full = [one for one in samples if one["at_s"] > HISTORY_S]
     for part, name in ((samples, "whole time"), (full, "history full")):
-        yield from _slopes(part, f"{view}, {name}", aimed=part is full)
+        yield from _slopes(part, f"{view}, {name}", judged=part is full)
     yield Row(f"{view}: heap after the first sample", None, samples[0]["heap_bytes"] / 1e6, "MB")
     yield Row(f"{view}: heap at the end", None, samples[-1]["heap_bytes"] / 1e6, "MB")
     took_ms = [one["update_ms"] for one in samples if one["update_ms"] is not None]
@@ -45,24 +45,16 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(f"{view}: messages of the console, and requests elsewhere", None, wrong, aim="0", met=not wrong)
 
 
-def _slopes(samples: Sequence[Mapping[str, Any]], name: str, aimed: bool) -> Iterator[Row]:
+def _slopes(samples: Sequence[Mapping[str, Any]], name: str, judged: bool) -> Iterator[Row]:
     minutes = [one["at_s"] / 60.0 for one in samples]
     heap = line_through([(at, one["heap_bytes"] / 1e3) for at, one in zip(minutes, samples, strict=True)])
     nodes = line_through([(at, one["nodes"]) for at, one in zip(minutes, samples, strict=True)])
     taken = [(one["at_s"] / 60.0, one["update_ms"]) for one in samples if one["update_ms"] is not None]
     took = line_through(taken)
     if heap is not None:
-        low, high = heap.slope - heap.half_width, heap.slope + heap.half_width
-        fits = True if high <= MOST_GROWTH_KB_A_MINUTE else False if low > MOST_GROWTH_KB_A_MINUTE else None
-        yield Row(
-            f"{name}: growth of the heap",
-            None,
-            heap.slope,
-            "kB/min",
-            heap.half_width,
-            aim=f"at most {MOST_GROWTH_KB_A_MINUTE:g}" if aimed else "",
-            met=fits if aimed else None,
-        )
+        row = Row(f"{name}: growth of the heap", None, heap.slope, "kB/min", heap.half_width)
+        most = MOST_GROWTH_KB_A_MINUTE
+        yield aimed(row, f"at most {most:g}", most=most) if judged else row
     if nodes is not None:
         yield Row(f"{name}: growth of DOM nodes", None, nodes.slope, "/min", nodes.half_width)
     if took is not None:

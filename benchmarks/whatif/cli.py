@@ -183,15 +183,26 @@ def _say(args: argparse.Namespace, **content: Any) -> None:
 
 
 def _measured(config: Path) -> dict[str, float | None]:
-    """Returns what was measured of the application from which the configuration was made; {} for any other one."""
-    from benchmarks.whatif.config import WhatIfError
-    from benchmarks.whatif.live.describe import BASE, MEASURED
+    """Returns what was measured of the application that the configuration describes.
 
-    file = config.parent / MEASURED
-    if config.name != BASE or not file.exists():
+    It is {} for a configuration that `--from-live` has not made, and for one of which more than variants and seeds was
+    changed since: neither was measured.
+    """
+    from benchmarks.whatif.config import WhatIfError
+    from benchmarks.whatif.live.describe import MEASURED, WORKLOAD, fingerprint
+
+    file, workload = config.parent / MEASURED, config.parent / WORKLOAD
+    if not file.exists() or not workload.exists():
         return {}
     try:
-        found = json.loads(file.read_text("utf-8"))["measured"]
+        told = json.loads(file.read_text("utf-8"))
+        if told.get("of") != fingerprint(config.read_text("utf-8"), workload.read_bytes()):
+            print(
+                f"{file} is of another base: nothing that was measured stands beside this one",
+                file=sys.stderr,
+            )
+            return {}
+        found = told["measured"]
         return {str(name): None if value is None else float(value) for name, value in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WhatIfError(f"{file}: not what `--from-live` writes ({error!r}): remove it") from error
@@ -205,6 +216,7 @@ def _simulate(args: argparse.Namespace) -> None:
     question = read(example(args.config), args.files_here)
     if args.changes is not None:
         question = _changed(question, args.changes)
+    found = _measured(example(args.config))
     bases = variants_of(question)
     seeds = question.run.seeds if args.seeds is None else args.seeds
     if seeds < 1 or args.jobs < 1:
@@ -228,7 +240,7 @@ def _simulate(args: argparse.Namespace) -> None:
         )
 
     runs = _run({name: base.model_dump(mode="json") for name, base in bases.items()}, seeds, args.jobs, step)
-    _answer(args, question, bases, runs)
+    _answer(args, question, bases, runs, found)
 
 
 def _count(sizes: dict[str, int]) -> str:
@@ -255,7 +267,13 @@ def _run(
     return runs
 
 
-def _answer(args: argparse.Namespace, question: Any, bases: dict[str, Any], runs: dict[str, Any]) -> None:
+def _answer(
+    args: argparse.Namespace,
+    question: Any,
+    bases: dict[str, Any],
+    runs: dict[str, Any],
+    found: dict[str, float | None],
+) -> None:
     from benchmarks import report
     from benchmarks.checkout import commit
     from benchmarks.results_io import write_text
@@ -263,7 +281,6 @@ def _answer(args: argparse.Namespace, question: Any, bases: dict[str, Any], runs
     from benchmarks.whatif.live.trust import trust
 
     header, lines = ["", *runs], table.rows(runs)
-    found = _measured(Path(args.config))
     judged = None
     if found:
         header, lines = ["", "measured", *runs], table.with_measured(lines, found)

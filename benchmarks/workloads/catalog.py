@@ -9,7 +9,9 @@ generated and need no file.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from benchmarks.workloads.synthetic import Synthetic
 from benchmarks.workloads.traces import load_trace
 from predictors.protocol import Arrival, Outcome
 from predictors.servegen import load_clients, sample
-from predictors.traces import finish_time_s
+from predictors.traces import TraceError, finish_time_s
 
 EXCERPTS = Path(__file__).parent / "excerpts"
 MOONCAKE = "https://github.com/kvcache-ai/Mooncake, FAST25-release/traces"
@@ -36,6 +38,8 @@ AZURE = "https://github.com/Azure/AzurePublicDataset, data"
 SERVEGEN = "https://github.com/alibaba/ServeGen, data/reason/deepseek-r1, as one tar (Apache-2.0)"
 # Seconds between ticks of the conversation trace's clock; the synthetic one has Poisson times.
 MOONCAKE_TICK_S = 3.0
+SAMPLED = 20_000
+"""Requests that a sampler gives where no number is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def _rows(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
 
 
 def _servegen(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
-    return from_outcomes(sample(load_clients(path), requests or 20_000, seed))
+    return from_outcomes(sample(load_clients(path), requests or SAMPLED, seed))
 
 
 def _servegen_long(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
@@ -77,7 +81,7 @@ def _servegen_long(path: Path, requests: int | None, seed: int) -> list[Workload
 
 
 def _azure2024(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
-    return list(islice(load_azure2024(path).stream(seed), requests or 20_000))
+    return list(islice(load_azure2024(path).stream(seed), requests or SAMPLED))
 
 
 WORKLOADS: dict[str, TraceSource | SyntheticSource] = {
@@ -230,8 +234,42 @@ def _source(spec: WorkloadSpec, seed: int, traces: Path | None) -> tuple[list[Wo
         return load_trace(Path(spec.path))[: spec.requests], None
     source = WORKLOADS[spec.name or ""]
     if isinstance(source, SyntheticSource):
-        return list(islice(source.make().stream(seed), spec.requests or 20_000)), None
+        return list(islice(source.make().stream(seed), spec.requests or SAMPLED)), None
     return source.read(file_of(source, traces), spec.requests, seed), source.tick_s
+
+
+def is_sampled(path: Path) -> bool:
+    """Returns whether `path` is a folder or an archive, which has distributions to sample from and no rows."""
+    return path.is_dir() or ".tar" in path.suffixes
+
+
+def read_file(path: Path, sampled: int, seed: int, drop_empty: bool = False) -> list[WorkloadRequest]:
+    """Returns all requests of a trace file in any published format, as its content tells.
+
+    From an archive or folder of ServeGen's, or of the Azure plots, about `sampled` requests are sampled with `seed`.
+    `drop_empty` leaves out rows without a prompt or an output token. Raises TraceError or WorkloadError.
+    """
+    if not is_sampled(path):
+        return load_trace(path, drop_empty=drop_empty)
+    names = _names_in(path)
+    if any(name.startswith("chunk-") for name in names):
+        return _servegen(path, sampled, seed)
+    if any("input_cdf" in name for name in names):
+        return _azure2024(path, sampled, seed)
+    raise TraceError(
+        f"{path}: holds neither ServeGen's chunk-N-trace.csv nor the digitised curves of Azure 2024; give such an"
+        " archive or folder, or a file of rows (Mooncake, Azure, BurstGPT)"
+    )
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        if path.is_dir():
+            return [one.name for one in path.rglob("*")]
+        with tarfile.open(path, "r:*") as archive:
+            return [Path(name).name for name in archive.getnames()]
+    except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise TraceError(f"{path}: cannot read the archive: {error}") from error
 
 
 def file_of(source: TraceSource, traces: Path | None = None) -> Path:

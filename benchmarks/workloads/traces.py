@@ -56,7 +56,7 @@ def stream_trace(path: Path, *, sort: bool = False, drop_empty: bool = False) ->
         if last_s is not None and row.at_s < last_s:
             raise TraceError(
                 f"{path}:{row.line}: its time lies {last_s - row.at_s:g} s before the row above it; "
-                "a trace must be in order of time (sort=True sorts it)"
+                "a trace must be in order of time: sort its lines (sort=True does)"
             )
         last_s = row.at_s
         if first_s is None:
@@ -141,7 +141,7 @@ def _too_long(path: Path, needed_bytes: int, limit_bytes: int) -> str:
     return (
         f"{path}: its requests need about {needed_bytes / 2**20:,.0f} MiB of memory, more than the "
         f"{limit_bytes / 2**20:,.0f} MiB allowed; read it with stream_trace and keep a window or the first "
-        "requests, or raise memory_limit_bytes"
+        "requests, or raise memory_limit_bytes, or cut the file"
     )
 
 
@@ -153,7 +153,7 @@ def _request(
             return None
         raise TraceError(
             f"{path}:{row.line}: {row.prompt_tokens} prompt and {row.output_tokens} output tokens: no engine "
-            "serves that (drop_empty=True leaves such rows out)"
+            "serves that (drop_empty=True, or --skip-unusable of `python -m benchmarks trace`, leaves such rows out)"
         )
     request_id = f"{path.name}:{row.line}"
     if kind != "mooncake":

@@ -48,7 +48,8 @@ class Case:
     contains requests that are only expected to come, `without_slot_now` are those that are there; None: all are.
 
     A `committed` request must not be refused: it is a retry, it goes on after a migration, or its prompt was computed
-    before. Its objectives count from `counts_from_s`.
+    before. Its objectives count from `counts_from_s`. It may be sent to a decode worker as soon as that has slots for
+    `begins_with` of its sequences; None: for all of them.
     """
 
     request: Request
@@ -59,6 +60,7 @@ class Case:
     without_slot: Backlog = NOTHING
     committed: bool = False
     without_slot_now: Backlog | None = None
+    begins_with: int | None = None
 
 
 class Prefiller(NamedTuple):

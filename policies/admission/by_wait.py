@@ -33,7 +33,9 @@ the mean rate of departures, so a request that is shed by it might have been luc
 
 A request that would wait in the pool for longer than `hold_s` with its prompt computed is held in the queue, so that
 the pressure of decode reaches the queue before a prefill is spent. So is one that would wait for longer than `ahead_s`
-inside its prefill engine, where nothing more urgent could overtake it. Both go by the forecast.
+inside its prefill engine, where nothing more urgent could overtake it. Both go by the forecast. A request of several
+choices is held for those with which it may begin (`base.Case`), and never for more than the tier has: nobody passes
+what is held, and the slots for its other choices would stay idle meanwhile.
 
 A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
 get before it:
@@ -80,13 +82,15 @@ Terms = dict[str, float]
 
 class _Way(NamedTuple):
     """One way to the first token: its terms, the time of a token there (None: not measured), whether there is a wait
-    for a slot that is not known, and for how long the least loaded prefill worker has work.
+    for a slot that is not known, for how long the least loaded prefill worker has work, and for how long the computed
+    prompt would wait until the request may begin.
     """
 
     terms: Terms
     token_s: float | None
     slot_unknown: bool = False
     ahead_s: float = 0.0
+    begins_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class ByWait:
     def _busy(self, found: _Way) -> str:
         """Returns why a request is held at its turn, "" if it is not."""
         blind = found.slot_unknown and math.isfinite(self.hold_s)
-        if blind or found.terms["pool_s"] > self.hold_s:
+        if blind or found.begins_s > self.hold_s:
             return "decode_full"
         return "prefill_full" if found.ahead_s > self.ahead_s else ""
 
@@ -241,20 +245,27 @@ class ByWait:
             queue_s = prefill.start_s(share * queued) / left
             prefill_s = prompt * len(prefill.workers) / speed
         before = share * case.queued.sequences + case.without_slot.sequences
-        slot_s = self._slot_s(before, case, decode, outlook, deviations)
+        slots = case.request.slots
+        slot_s = self._slot_s(before, case, decode, outlook, deviations, slots)
+        pool_s = begins_s = max(0.0, (slot_s or 0.0) - queue_s - prefill_s)
+        begins_with = min(slots, slots if case.begins_with is None else case.begins_with, decode.slots)
+        if begins_with < slots:
+            slot_s = self._slot_s(before, case, decode, outlook, deviations, begins_with)
+            begins_s = max(0.0, (slot_s or 0.0) - queue_s - prefill_s)
         terms = {
             "queue_s": queue_s,
             "prefill_s": prefill_s,
-            "pool_s": max(0.0, (slot_s or 0.0) - queue_s - prefill_s),
+            "pool_s": pool_s,
             "transfer_s": decode.start_s or 0.0,
             "first_step_s": decode.first_step_s or 0.0,
         }
-        return _Way(terms, _token_s(before, case, decode), slot_s is None, prefill.workers[0].busy_s)
+        token_s = _token_s(before, case, decode)
+        return _Way(terms, token_s, slot_s is None, prefill.workers[0].busy_s, begins_s)
 
     def _whole(self, case: Case, tier: DecodeTier, outlook: Outlook, share: float, deviations: float) -> _Way:
         """Returns the way of a request whose prompt is computed where it is decoded."""
         before = share * case.queued.sequences
-        slot_s = self._slot_s(before, case, tier, outlook, deviations)
+        slot_s = self._slot_s(before, case, tier, outlook, deviations, case.request.slots)
         prompt = case.request.prompt_tokens + PROMPT_TOKENS
         terms = {
             "queue_s": slot_s or 0.0,
@@ -266,19 +277,20 @@ class ByWait:
         return _Way(terms, _token_s(before, case, tier))
 
     def _slot_s(
-        self, before: float, case: Case, tier: DecodeTier, outlook: Outlook, deviations: float
+        self, before: float, case: Case, tier: DecodeTier, outlook: Outlook, deviations: float, slots: int
     ) -> float | None:
-        """Returns the expected time until a slot is free for the request; None where there is none and nothing was
-        measured.
+        """Returns the expected time until this many slots are free for the request; None where fewer are free and
+        nothing was measured.
         """
-        excess = before + case.request.slots - max(0, tier.slots - tier.used)
+        excess = before + slots - max(0, tier.slots - tier.used)
         if case.moment is Moment.POOLED:
             # its turn comes with the next slot that frees
             excess = 0.0
         if excess <= 0:
             return 0.0
         tokens = _mean_output(case.queued, case.without_slot) or tier.output_tokens
-        if tier.token_s is None or tokens is None:
+        # the first sequences to end may have had no token, because their clients had left
+        if tier.token_s is None or not tokens:
             return None
         departures_per_s = _left(tier.slots / (tokens * tier.token_s), outlook.urgent_sequences_per_s)
         return (excess + deviations * math.sqrt(excess)) / departures_per_s

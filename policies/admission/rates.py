@@ -12,7 +12,8 @@ while there is work, so that an idle worker keeps the rates that it had.
                       worker, and for each token of the prompt
 
 The time of a token grows with the sequences that a worker decodes at once: token_s = a + b * sequences, a line through
-the looks at all decode workers of a kind (least squares, b >= 0).
+the looks at all decode workers of a kind (least squares, b >= 0). Where that gives a <= 0, token_s is in proportion to
+the sequences below their mean, because no token takes no time.
 """
 
 from collections.abc import Mapping
@@ -74,8 +75,15 @@ class Line:
         return max(0.0, (self.xy / self.w - self.x * self.y / self.w**2) / spread)
 
     def at(self, x: float) -> float | None:
-        """Returns y at x; None without a point."""
-        return None if not self.w else max(0.0, self.y / self.w + self.slope * (x - self.x / self.w))
+        """Returns y at x; None without a point. A line that would reach 0 before x does is left below the mean of the
+        points: there y is in proportion to x, and at x < 1 the same as at 1, so that it is above 0.
+        """
+        if not self.w:
+            return None
+        mean_x, mean_y, slope = self.x / self.w, self.y / self.w, self.slope
+        if x < mean_x and mean_y <= slope * mean_x:
+            return mean_y * max(1.0, x) / max(1.0, mean_x)
+        return mean_y + slope * (x - mean_x)
 
 
 @dataclass(slots=True)

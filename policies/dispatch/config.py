@@ -26,7 +26,8 @@ class DispatchConfig:
 
     max_queue: Annotated[int, Whole(1, unit="sequences")] = 1024
     """Most sequences whose requests may wait for a prefill worker; a request has one for each of its choices. When more
-    come, those that would be served last are rejected with 429. A request that waits alone is never too large.
+    come, those that would be served last are rejected with 429, but none of a tenant that has less in the queue than
+    that of the request which came. A request that waits alone is never too large.
     """
     max_queue_tokens: Annotated[int, Whole(1, unit="tokens")] | None = None
     """Most prompt tokens of requests that may wait for a prefill worker, by the rule of `max_queue`; null sets no

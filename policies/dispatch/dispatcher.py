@@ -69,7 +69,8 @@ behind it, and all others are decided as if it were not there.
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from policies.admission.base import ADMITTED, AdmissionPolicy, Judgement, Verdict
 from policies.admission.open import Open
@@ -113,6 +114,8 @@ from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.standby import AWAKE, Phase
 from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+
+Judged = TypeVar("Judged")
 
 _RETRY_ALL = (ev.Tick, ev.PoliciesChanged, ev.StandbyChanged)
 
@@ -173,7 +176,9 @@ class Dispatcher:
         self._absent_since_s = -math.inf
         """When the last ready worker was lost, the latest time that this happened; minus infinity if it never did."""
         self._gap_s: float | None = None
-        """Smoothed seconds between the ends of two requests, for Retry-After; None before the second end."""
+        """Smoothed seconds between the ends of two requests, for Retry-After, without the time in which nothing was
+        under way; None before the second end.
+        """
         self._closed_at_s: float | None = None
         self._faults: list[PolicyError] = []
         """The unexpected exceptions of policies during the present event."""
@@ -339,6 +344,9 @@ class Dispatcher:
     def _take_in(self, event: ev.Event, now_s: float, actions: list[Action]) -> None:
         """Changes the queue by the event: by a request that came or ended, or by the time that has passed."""
         if isinstance(event, ev.Arrived):
+            if self._closed_at_s is not None and self.state.in_flight == 1:
+                # nothing could end while nothing was under way
+                self._closed_at_s = now_s
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
             self._queue.remove(event.attempt_id)
@@ -451,14 +459,36 @@ class Dispatcher:
             due_s = request.arrived_s + self.config.class_ageing_s
             self._queue_ages.add(request, request.arrived_s, due_s)
         if self._gate.watches:
-            judgement = self._gate.arrived(request, self.state.snapshot(now_s, ()), self._fleet())
+            judgement = self._judged(self._gate.arrived, request, request, self._fleet(), now_s, actions)
+            if judgement is None:
+                return
             if judgement.verdict is Verdict.REFUSE:
                 actions.append(self._refuse(request.attempt_id, judgement, now_s))
             else:
                 self._gate.admitted(request, now_s)
 
     def _fleet(self) -> Fleet:
-        return Fleet(self._pools, self._standby, self._woken_s, self.config.status_stale_s)
+        return Fleet(self._pools, self._standby, self._woken_s, self.config.status_stale_s, self._gang)
+
+    def _judged(
+        self,
+        judge: Callable[[Judged, Snapshot, Fleet], Judgement],
+        judged: Judged,
+        request: Request,
+        fleet: Fleet,
+        now_s: float,
+        actions: list[Action],
+    ) -> Judgement | None:
+        """Returns the judgement on a request, or on its entry in the pool. Returns None if the policy raised an
+        exception at it; the request is rejected then.
+        """
+        try:
+            return judge(judged, self.state.snapshot(now_s, ()), fleet)
+        except (PolicyError, MemoryError):
+            raise
+        except Exception as error:
+            actions.append(self._isolate(request.attempt_id, self.admission.name, error, now_s))
+            return None
 
     def _refuse(self, attempt_id: RequestId, judgement: Judgement, now_s: float) -> Reject:
         """Rejects a request as the admission policy has judged; its wait is when another try may succeed."""
@@ -471,13 +501,13 @@ class Dispatcher:
         fleet = self._fleet()
         for request in self._queue.waiting():
             if request.terms.ttft_slo_s is not None:
-                judgement = self._gate.has_turn(request, self.state.snapshot(now_s, ()), fleet)
-                if judgement.verdict is Verdict.REFUSE:
+                judgement = self._judged(self._gate.has_turn, request, request, fleet, now_s, actions)
+                if judgement is not None and judgement.verdict is Verdict.REFUSE:
                     actions.append(self._refuse(request.attempt_id, judgement, now_s))
         for entry in self.state.waiting(None, self.config.tick_entries):
             if entry.request.terms.ttft_slo_s is not None:
-                judgement = self._gate.pooled(entry, self.state.snapshot(now_s, ()), fleet)
-                if judgement.verdict is Verdict.REFUSE:
+                judgement = self._judged(self._gate.pooled, entry, entry.request, fleet, now_s, actions)
+                if judgement is not None and judgement.verdict is Verdict.REFUSE:
                     actions.append(self._refuse(entry.request.attempt_id, judgement, now_s))
 
     def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
@@ -549,7 +579,10 @@ class Dispatcher:
             return None if request is None else (request, None)
         fleet = self._fleet()
         while request is not None:
-            judgement = self._gate.has_turn(request, self.state.snapshot(now_s, ()), fleet)
+            judgement = self._judged(self._gate.has_turn, request, request, fleet, now_s, actions)
+            if judgement is None:
+                request = self._queue.head()
+                continue
             if judgement.verdict is Verdict.HOLD:
                 return None
             if judgement.verdict is Verdict.ADMIT:

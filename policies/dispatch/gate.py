@@ -124,6 +124,7 @@ class Gate:
             self._state.without_slot_before(request, coming),
             self._committed(request, 0),
             None if coming is None else self._state.without_slot_before(request),
+            fleet.gang_slots,
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
 
@@ -222,14 +223,23 @@ class Gate:
 
 class Fleet:
     """The facts about the fleet that the gate needs beside a snapshot: the workers that take work, the phase of a fleet
-    that sleeps, when it has woken, and the age from which a report is stale.
+    that sleeps, when it has woken, the age from which a report is stale, and the slots with which a request of several
+    choices begins (`FairnessPolicy.gang_slots`).
     """
 
-    __slots__ = ("pools", "standby", "status_stale_s", "woken_s")
+    __slots__ = ("gang_slots", "pools", "standby", "status_stale_s", "woken_s")
 
-    def __init__(self, pools: WorkerPools, standby: Standby, woken_s: float, status_stale_s: float) -> None:
+    def __init__(
+        self,
+        pools: WorkerPools,
+        standby: Standby,
+        woken_s: float,
+        status_stale_s: float,
+        gang_slots: int | None = None,
+    ) -> None:
         self.pools, self.standby = pools, standby
         self.woken_s, self.status_stale_s = woken_s, status_stale_s
+        self.gang_slots = gang_slots
 
 
 def _same(one: object, other: object) -> bool:

@@ -8,9 +8,10 @@ set aside keeps its place, but is not the head: it lets the others pass until `c
 
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
@@ -33,6 +34,24 @@ class _Line:
         self.cost, self.weight = 0.0, 1.0
 
 
+class _Held(NamedTuple):
+    """The sum of what waits of one tenant, over all classes; its `weight` is that of its newest request."""
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+    weight: float = 1.0
+
+    def has_as_much_as(self, other: "_Held", sequences: bool, tokens: bool) -> bool:
+        """Returns whether this tenant has as much for its weight as another one, of `sequences`, `tokens` or both."""
+        return (not sequences or self.sequences * other.weight >= other.sequences * self.weight) and (
+            not tokens or self.prompt_tokens * other.weight >= other.prompt_tokens * self.weight
+        )
+
+    def without(self, request: Request) -> "_Held":
+        """Returns what is left when one of its requests has gone."""
+        return _Held(self.sequences - request.slots, self.prompt_tokens - request.prompt_tokens, self.weight)
+
+
 class PrefillQueue:
     """The queue. The head, the newest and the last request are found in O(log tenants).
 
@@ -47,6 +66,7 @@ class PrefillQueue:
         self._policy = policy or NoFairness()
         self._shares = shares
         self._waiting: dict[RequestId, tuple[Request, float]] = {}  # with its cost
+        self._held: dict[str, _Held] = {}
         self.sequences = 0
         """The sequences of all requests that wait: one for each of their choices."""
         self.prompt_tokens = 0
@@ -80,6 +100,10 @@ class PrefillQueue:
         self.sequences += request.slots
         self.prompt_tokens += request.prompt_tokens
         priority, tenant = request.terms.priority, self.tenant(request)
+        held = self._held.get(tenant, _Held())
+        self._held[tenant] = _Held(
+            held.sequences + request.slots, held.prompt_tokens + request.prompt_tokens, request.terms.weight
+        )
         lines = self._lines.get(priority)
         if lines is None:
             lines = self._lines[priority] = {}
@@ -108,6 +132,9 @@ class PrefillQueue:
         self.sequences -= request.slots
         self.prompt_tokens -= request.prompt_tokens
         priority, tenant = request.terms.priority, self.tenant(request)
+        held = self._held[tenant] = self._held[tenant].without(request)
+        if not held.sequences:
+            del self._held[tenant]
         lines = self._lines[priority]
         line = lines[tenant]
         self._aside.discard(attempt_id)
@@ -215,9 +242,11 @@ class PrefillQueue:
         """Returns the ids of the requests that have to go for the request `came`, which is in the queue already, so
         that no more than these sequences and prompt tokens wait: what would be served last, the last one first.
 
-        They are served after `came`; if these are not enough, `came` is the only one that has to go. Where more waited
-        before, because the bound has become smaller, no more than its own size has to go. One that waits alone may be
-        of any size.
+        They are served after `came`; if these are not enough, `came` is the only one that has to go. Another tenant's
+        request has to go only while that tenant has as much in the queue, over all classes and for its weight, as the
+        tenant of `came`: classes say who is served first, and do not let one tenant drive all others out. Where more
+        waited before, because the bound has become smaller, no more than its own size has to go. One that waits alone
+        may be of any size.
         """
         if len(self) < 2:
             return []
@@ -225,20 +254,46 @@ class PrefillQueue:
             return [came.attempt_id]
         more = min(self.sequences - sequences, came.slots)
         tokens = min(self.prompt_tokens - prompt_tokens, came.prompt_tokens)
+        own, held = self.tenant(came), dict(self._held)
         gone: list[RequestId] = []
-        for request in self._from_the_end():
+
+        def must_give(tenant: str) -> bool:
+            return tenant == own or held[tenant].has_as_much_as(held[own], more > 0, tokens > 0)
+
+        # by tenant: its requests that were passed over, each with its place from the end
+        spared: dict[str, deque[tuple[int, Request]]] = {}
+        others = any(must_give(tenant) for tenant in held if tenant != own)
+        for place, last in enumerate(self._from_the_end(None if others else own)):
             if more <= 0 and tokens <= 0:
                 break
-            if request is came:
+            if last is came:
                 return [came.attempt_id]
-            gone.append(request.attempt_id)
-            more -= request.slots
-            tokens -= request.prompt_tokens
+            spared.setdefault(self.tenant(last), deque()).append((place, last))
+            # when one of its own goes, the tenant of `came` has less, and others may have to give after all
+            giving = [self.tenant(last)] if must_give(self.tenant(last)) else []
+            while giving and (more > 0 or tokens > 0):
+                tenant = min(giving, key=lambda name: spared[name][0][0])
+                _, request = spared[tenant].popleft()
+                if not spared[tenant]:
+                    del spared[tenant]
+                gone.append(request.attempt_id)
+                held[tenant] = held[tenant].without(request)
+                more -= request.slots
+                tokens -= request.prompt_tokens
+                giving = [name for name in spared if must_give(name)]
         return gone
 
-    def _from_the_end(self) -> Iterator[Request]:
-        """Yields the requests that wait, from the one to be served last on, while nothing changes."""
+    def _from_the_end(self, only: str | None = None) -> Iterator[Request]:
+        """Yields the requests that wait, from the one to be served last on, while nothing changes. With `only` those of
+        all other tenants may be left out.
+        """
         shares = self._shares
+        if only is not None and (shares is None or not shares.weighted):
+            for priority in reversed(self._classes):
+                line = self._lines[priority].get(only)
+                if line is not None:
+                    yield from reversed(line.every.values())
+            return
         if shares is None or not shares.weighted:
             for priority in reversed(self._classes):
                 yield from self._class_from_the_end(priority)

@@ -443,7 +443,7 @@ class Arbiter:
         ):
             share = port.integral(now_s) - since
             if share >= elapsed * ALONE:
-                share = min(share, event.seconds)
+                share = min(share, max(event.seconds, LEAST_S))
             if port.learn(event.size, share, self.config.learn_chunks):
                 for pair in port.pairs.values():
                     for other in pair.flows.values():
@@ -557,6 +557,11 @@ def _check_in_flight(event: ev.Submitted) -> None:
             f"at most the {flow.size} that are left"
         )
 
+
+LEAST_S = 1e-6
+"""Least seconds that a chunk is believed to take. A worker that says less must not make a bandwidth infinite, on which
+the permits of all others rest.
+"""
 
 ALONE = 1 - 1e-9
 """Share of a chunk's time from which it counts as alone at its port, but for rounding."""

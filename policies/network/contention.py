@@ -28,7 +28,9 @@ from typing import Any
 
 from policies.record import record
 
-FORMS = ("own", "fleet", "ends")
+COUNTS = {"own": ("in_flight",), "fleet": ("in_flight",), "ends": ("leaving", "entering")}
+"""The names of each form's counts."""
+FORMS = tuple(COUNTS)
 PRIOR = 8.0  # ASSUMPTION
 """Number of transfers that the prior counts as."""
 FORGET_S = 60.0
@@ -45,10 +47,14 @@ MOST_OPEN = 16_384
 
 @record
 class Curve:
-    """The slowdown of a tier's transfers: `level` with nothing else in flight, and what each count adds to it."""
+    """The slowdown of a tier's transfers: `level` with nothing else in flight, and what each count adds to it.
+
+    It was learnt from `transfers` that have ended; 0 where the record is older than the field.
+    """
 
     level: float
     slopes: tuple[float, ...]
+    transfers: int = 0
 
     def slowdown(self, counts: Sequence[float]) -> float:
         """Returns the expected time of a transfer over its time alone, with `counts` others in flight."""
@@ -195,4 +201,4 @@ def fit(counts: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> Curve:
         for j in range(size):
             others = sum(gram[j][k] * found[k] for k in range(size) if k != j)
             found[j] = max(prior[j], (right[j] - others + PRIOR * prior[j]) / (gram[j][j] + PRIOR))
-    return Curve(found[0], tuple(found[1:]))
+    return Curve(found[0], tuple(found[1:]), len(rows))

@@ -48,6 +48,9 @@ _NOT_WOKEN = {
 }
 """The meaning of the router's reasons where no engine came that was to come because of this request."""
 
+LEASE_PARTS = 5
+"""A margin before a lease's end is at most this part of the lease."""
+
 ASKS_PER_LEASE = 3
 """Times that a pooled request asks for a longer lease in the duration of one lease: an answer that is lost or late
 leaves time for another. ASSUMPTION: vLLM's own heartbeats come six times, because it sends them without an answer.
@@ -359,7 +362,7 @@ class Life(Effects):
         self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
 
     def _lease_margin_s(self, granted: ev.PrefillDone) -> float:
-        return min(self.limits.lease_margin_s, granted.lease_s / 5)
+        return min(self.limits.lease_margin_s, granted.lease_s / LEASE_PARTS)
 
     def _route_decode(self, event: ev.RouteDecode, now_s: float) -> None:
         """Send the request to the engine, which pulls the KV."""

@@ -38,6 +38,8 @@ FloatArray = npt.NDArray[np.float64]
 _HALVINGS = 30
 # Lengths and objectives are rounded to steps of 5 %, so that tables are computed once and do not jitter.
 _STEP = math.log(1.05)
+# ASSUMPTION: a step of an engine takes at least this long.
+_LEAST_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def _table(capability: Capability, demand: Demand, most: int, margins: Margins) 
         + profile.decode_per_seq_s
         + profile.decode_per_kv_token_s * demand.context_tokens
     )
-    service_s = profile.prefill_base_s + profile.prefill_per_token_s * demand.prompt_tokens
+    service_s = prompt_s(profile, demand)
     slack_s = math.inf if demand.ttft_s is None else demand.ttft_s - service_s - first_s
     if slack_s <= 0.0:
         infeasible.append("TTFT")
@@ -145,6 +147,13 @@ def _table(capability: Capability, demand: Demand, most: int, margins: Margins) 
     )
     prefill, decode, colocated = (_rising(np.interp(every, k, rates)) for rates in per_knot)
     return Table(prefill, decode, colocated, tuple(infeasible))
+
+
+def prompt_s(profile: TimingProfile, demand: Demand) -> float:
+    """Returns the seconds in which an engine computes one prompt, at least `_LEAST_S`. The profile alone gives 0 where
+    its base is 0 and caches have all tokens of the prompts.
+    """
+    return max(_LEAST_S, profile.prefill_base_s + profile.prefill_per_token_s * demand.prompt_tokens)
 
 
 def _knots(most: int) -> FloatArray:

@@ -3,7 +3,8 @@
     y_t      requests/s in window t                     x_t = y_t / S_phase
     L_t      = a x_t + (1 - a)(L_{t-1} + d T_{t-1})     level
     T_t      = b (L_t - L_{t-1}) + (1 - b) d T_{t-1}    trend (a window)
-    S_phase += g (y_t / L_t - S_phase)                  season, used once a whole period has been seen
+    S_phase += g (y_t / L_t - S_phase)                  season, used once a whole period has been seen: then S is y over
+                                                        the period's mean, L is that mean, and T is 0
     F_t(h)   = max(0, L_t + (d + .. + d^h) T_t) S_phase(t+h)
 
 (Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) A window with few arrivals says little, so
@@ -103,13 +104,18 @@ class Forecast:
             trend = (
                 self.trend_gain * (level - state.level) + (1.0 - self.trend_gain) * self.damping * state.trend
             )
+        learned, past = self._learned(state, rate, level), state.past
+        if self.season_windows and state.seen == self.season_windows - 1:
+            # The first period ends. Without the season all of its windows had the same rate, the mean; its own levels
+            # had the season in them, so nothing can be compared with them.
+            level, trend, past = sum((*state.season[:-1], rate)) / self.season_windows, 0.0, ()
         return replace(
             state,
             seen=state.seen + 1,
             level=level,
             trend=trend,
-            season=self._learned(state, rate, level),
-            past=(*state.past, (level, trend))[-HORIZONS[-1] :],
+            season=learned,
+            past=(*past, (level, trend))[-HORIZONS[-1] :],
             errors=errors,
         )
 

@@ -49,7 +49,7 @@ import numpy.typing as npt
 from policies.routing.params import BadParameter, Number, Whole, check
 from policies.scaling import warm_pool
 from policies.scaling.base import Counts, Limits, Plan, Step, serving_now, stepped
-from policies.scaling.capacity import Demand, Margins, Table, table
+from policies.scaling.capacity import Demand, Margins, Table, prompt_s, table
 from policies.scaling.forecast import Forecast, ForecastState
 from policies.scaling.moves import moves
 from policies.scaling.observation import ClassWindow, Duty, Observation, attainment
@@ -117,6 +117,13 @@ class Lengths:
     prompt: Evidence = field(default_factory=Evidence)
     context: Evidence = field(default_factory=Evidence)
     output: Evidence = field(default_factory=Evidence)
+
+
+def demand_of(known: Lengths) -> Demand:
+    """Returns the mean request with these lengths and objectives."""
+    return Demand(
+        known.prompt_tokens, known.context_tokens, max(1.0, known.output_tokens), known.ttft_s, known.tpot_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +230,26 @@ class Joint:
         rate, windows = seen.rate_per_s, seen.windows
         if seen.window <= state.window or rate is None or windows is None:
             return state
-        attained, headroom = self._attained(seen, state)
+        lengths = self._lengths(windows, state.lengths)
+        helps = not lengths.weight or not self.carried_by(seen, lengths).infeasible
+        attained, headroom = self._attained(seen, state, helps)
         return replace(
             state,
             window=seen.window,
             forecast=self.forecast.observed(
                 state.forecast, rate, max((w.length_s for w in windows), default=1.0)
             ),
-            lengths=self._lengths(windows, state.lengths),
+            lengths=lengths,
             attained=attained,
             headroom=headroom,
         )
 
-    def _attained(self, seen: Observation, state: JointState) -> tuple[float | None, float]:
+    def carried_by(self, seen: Observation, lengths: Lengths) -> Table:
+        """Returns what engines of each role carry of requests with these lengths and objectives."""
+        return table(seen.capability, demand_of(lengths), max(self.limits.most), self.margins)
+
+    def _attained(self, seen: Observation, state: JointState, helps: bool) -> tuple[float | None, float]:
+        """Returns the attainment and the headroom after a new window; `helps`: more engines can meet the objectives."""
         windows = seen.windows or ()
         share = attainment(windows, self.least_ended)
         if share is None:
@@ -246,7 +260,7 @@ class Joint:
         lacking = self.attain - attained
         settled = state.wanted == serving_now(seen)
         headroom = state.headroom
-        if lacking > 0.0 and settled:
+        if lacking > 0.0 and settled and helps:
             headroom += self.headroom_gain * lacking
         elif lacking <= 0.0:
             length_s = max(w.length_s for w in windows)
@@ -292,15 +306,8 @@ class _Look:
         self.policy, self.seen, self.state = policy, seen, state
         self.wanted: Counts = state.wanted
         self.limits = policy.limits
-        known = state.lengths
-        self.demand = Demand(
-            known.prompt_tokens,
-            known.context_tokens,
-            max(1.0, known.output_tokens),
-            known.ttft_s,
-            known.tpot_s,
-        )
-        self.table: Table = table(seen.capability, self.demand, max(self.limits.most), policy.margins)
+        self.demand = demand_of(state.lengths)
+        self.table: Table = policy.carried_by(seen, state.lengths)
         self.backlog = (self._late() / policy.drain_s, seen.streams_waiting / policy.drain_s)
         full = state.full
         self.held = min(self.limits.decode_max, math.ceil(full - 1e-9))
@@ -315,7 +322,7 @@ class _Look:
         Some prompts wait in every queue; counting those as demand would grow a fleet that is in time.
         """
         waiting, ttft_s, profile = self.seen.prompts_waiting, self.demand.ttft_s, self.seen.capability.profile
-        service_s = profile.prefill_base_s + profile.prefill_per_token_s * self.demand.prompt_tokens
+        service_s = prompt_s(profile, self.demand)
         if ttft_s is None:
             return waiting
         slack_s = max(0.0, ttft_s - service_s)

@@ -1,4 +1,4 @@
-"""The part of a policy's state that stays valid when its parameters change.
+"""The part of a policy's state that stays valid when its parameters change, or when nobody has looked for a while.
 
 A state depends on the policy's kind and on its parameters. Bounds (`limits`) only cut the wanted counts. What `joint`
 has learned of the load (forecast, lengths, attainment) depends on less: the forecast's levels and residuals on the
@@ -26,6 +26,18 @@ def carried_over(former: ScalingPolicy, state: Any, policy: ScalingPolicy) -> An
     if isinstance(former, Joint) and isinstance(policy, Joint):
         return _within(policy, _learned(former, state, policy))
     return None
+
+
+def rested(policy: ScalingPolicy, state: Any) -> Any:
+    """Returns the state with which a policy goes on after a time in which it saw nothing. What it has learned of the
+    load, what it wants and that its fleet sleeps stay. What must last without a break begins anew, since nobody knows
+    what came meanwhile; windows are counted from the next one on, also where the clock was set back.
+    """
+    if isinstance(policy, MaySleep):
+        return SleepState(rested(policy.policy, state.inner), state.asleep)
+    if isinstance(policy, Joint):
+        return dataclasses.replace(_learned(policy, state, policy), window=-1)
+    return dataclasses.replace(cast(Any, policy.initial()), wanted=state.wanted)
 
 
 def _beneath(former: ScalingPolicy, state: Any, policy: ScalingPolicy) -> Any:

@@ -1,7 +1,8 @@
 """Scale to zero: any scaling policy, and sleep where nothing comes.
 
     idle    windows were reported and have no arrivals, nothing waits at the router or an engine, nothing runs
-    asleep  begins when it has been idle for `idle_s` without a break; ends with the first request that waits
+    asleep  begins when it has been idle for `idle_s` without a break; ends with the first request that waits, or that
+            an engine serves all the same
     plan    asleep: `floor`, nothing warm;  awake: the policy's own, within its limits, whose least numbers hold then
 
 The policy beneath goes on learning while its fleet sleeps, and its plan is taken from the first step of a wake on: a
@@ -105,11 +106,16 @@ class MaySleep:
         if wait:
             woken = "wake" if state.asleep else "awake"
             return False, None, f"{wait} waiting: {woken}"
+        in_engines = sum(e.running + e.waiting for e in seen.engines)
         if state.asleep:
+            # Engines may serve while the policy has the fleet asleep: somebody's numbers rule, or they do not go yet.
+            served = in_engines + sum(min(w.arrived, w.ended) for w in seen.windows or ())
+            if served:
+                return False, None, f"{served} served although asleep: wake"
             return True, state.idle_since_s, "asleep: the next request wakes"
         if seen.windows is None:
             return False, None, "no report: awake"
-        work = seen.arrived + sum(e.running + e.waiting for e in seen.engines)
+        work = seen.arrived + in_engines
         if work:
             return (
                 False,

@@ -10,9 +10,16 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
 
 from policies.routing.params import BadParameter
 from policies.scaling.observation import Leads
+
+T = TypeVar("T")
+
+MOST_COUNTED = 8_192
+"""Most engines of which it is remembered that their start counts: twice the largest bound of a group
+(`actors.scaling.bounds.MOST`). Those that are connected are named at each look, so they are not forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +55,21 @@ class LeadTimes:
 
     quantile: float = 0.9  # ASSUMPTION: that of the demand that serving engines carry (`joint.quantile`)
     kept: int = 64
-    _starts: OrderedDict[str, StartSteps] = field(default_factory=OrderedDict)
+    _starts: deque[StartSteps] = field(default_factory=deque)
+    _counted: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """The engines whose start counts already, those that were named last at the end."""
     _switches: deque[float] = field(default_factory=deque)
     _activations: deque[float] = field(default_factory=deque)
 
     def started(self, engine: str, steps: StartSteps) -> None:
         """Takes in how an engine has started; each engine counts once."""
-        if engine not in self._starts:
-            self._starts[engine] = steps
-            if len(self._starts) > self.kept:
-                self._starts.popitem(last=False)
+        if engine in self._counted:
+            self._counted.move_to_end(engine)
+            return
+        self._counted[engine] = None
+        if len(self._counted) > MOST_COUNTED:
+            self._counted.popitem(last=False)
+        self._add(self._starts, steps)
 
     def switched(self, seconds: float) -> None:
         """Takes in the time of one role switch, from the order until the router knew the new role."""
@@ -69,7 +81,7 @@ class LeadTimes:
 
     def leads(self, prior: Leads) -> Leads:
         """Returns the learned leads; `prior` has those of ways that were not measured yet."""
-        starts = [steps.total_s for steps in self._starts.values()]
+        starts = [steps.total_s for steps in self._starts]
         ways = (("start_s", starts), ("switch_s", self._switches), ("activate_s", self._activations))
         return replace(prior, **{name: self._high(times) for name, times in ways if times})
 
@@ -77,16 +89,17 @@ class LeadTimes:
         """Returns the quantile of each step by itself, whose sum is above the lead of a start; None before the first
         start.
         """
-        starts = self._starts.values()
-        if not starts:
+        if not self._starts:
             return None
-        return StartSteps(*(self._high([getattr(s, own.name) for s in starts]) for own in fields(StartSteps)))
+        return StartSteps(
+            *(self._high([getattr(s, own.name) for s in self._starts]) for own in fields(StartSteps))
+        )
 
     def _high(self, times: Iterable[float]) -> float:
         ordered = sorted(times)
         return ordered[max(0, math.ceil(self.quantile * len(ordered)) - 1)]
 
-    def _add(self, times: deque[float], seconds: float) -> None:
-        times.append(seconds)
+    def _add(self, times: deque[T], measured: T) -> None:
+        times.append(measured)
         if len(times) > self.kept:
             times.popleft()

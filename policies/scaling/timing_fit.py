@@ -4,9 +4,10 @@
            + b_d * decode_steps + s_d * decode_seqs + k_d * decode_kv_tokens
 
 Each report adds its differences since the last one as a row. The normal matrix forgets by a factor a row, so that a
-change of hardware or model is learned. The prior (a profile) weighs as much as `prior_rows` typical rows, so columns
-that the traffic never excites keep its values. No coefficient falls below 0: the minimum is found by coordinate
-descent. Not claimed: the quadratic part of attention, which `TimingProfile` lacks as well.
+change of hardware or model is learned. The prior (a profile) weighs a thousandth of `prior_rows` mean rows, and less
+once rows have been forgotten; columns that the traffic never excites keep its values. No coefficient falls below 0: the
+minimum is found by coordinate descent. Not claimed: the quadratic part of attention, which `TimingProfile` lacks as
+well.
 """
 
 from dataclasses import dataclass, replace

@@ -217,6 +217,11 @@ class PrefixIndex:
         self._count()
 
     @property
+    def sweeps(self) -> bool:
+        """Whether `sweep` has dropped content left to remove."""
+        return bool(self._dead)
+
+    @property
     def wanted(self) -> dict[str, Wanted]:
         """The request to each worker's engine whose feed has a gap, by worker."""
         holes = ((worker, self.wants(worker)) for worker in self._feeds)

@@ -49,6 +49,7 @@ def test_the_fleet_has_targets_replicas_and_the_crowd_of_every_node() -> None:
     # those of other deployments and applications count, those that stop or start do not
     assert fleet.crowds == {"n1": 2, "n2": 2}
     assert (fleet.head, fleet.deployed_s, fleet.deploying) == ("n1", 7.5, False)
+    assert fleet.companions == ("r",)
     deploying = {**DETAILS["applications"]["sluice"], "status": "DEPLOYING"}
     assert fleet_of({"applications": {"sluice": deploying}}, "sluice", {"d": "DEngine"}, "n1").deploying
 

@@ -13,7 +13,7 @@ from ray.serve._private.deploy_utils import get_deploy_args
 from ray.serve.schema import ServeDeploySchema
 
 from actors.engine.server import CLOSE_S
-from actors.engine.vllm.config import VllmEngineConfig, engine_args
+from actors.engine.vllm.config import Device, VllmEngineConfig, engine_args
 from actors.engine.vllm.engine import SHUTDOWN_S
 from actors.options import ConfigError, from_options
 from app import drain
@@ -75,13 +75,16 @@ def test_vllm_options_become_arguments_that_this_vllm_knows(schema: dict[str, An
     known = set(AsyncEngineArgs.__dataclass_fields__)
     config = parse(schema["applications"][0]["args"])
     for group in (g for g in config.engines if g.kind == "vllm"):
-        options = {**group.options, "engine_id": "x", "model": "some/model", "role": group.role}
+        options = {**group.engine.options, "engine_id": "x", "model": "some/model", "role": group.role}
         engine = from_options(VllmEngineConfig, options, "options")
-        device = "cuda" if group.num_gpus else "cpu"
+        device: Device = "cuda" if group.num_gpus else "cpu"
+        assert engine.device == device
         args = engine_args(engine, device)
         assert set(args) <= known
         assert args["kv_transfer_config"]["kv_buffer_device"] == device
-        assert args["tensor_parallel_size"] == max(1, group.num_gpus)
+        ranks = args["tensor_parallel_size"]
+        assert ranks == max(1, group.num_gpus)
+        assert args.get("distributed_executor_backend") == ("mp" if ranks > 1 else None)
 
 
 KUBERAY = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))

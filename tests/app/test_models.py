@@ -111,6 +111,7 @@ def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert cache_root() == Path.home() / ".cache" / "sluice"
 
 
+@pytest.mark.nightly
 def test_unconvertible_source_shows_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The conversion's child process fails for real, on a file that is no GGUF."""
     pytest.importorskip("gguf")

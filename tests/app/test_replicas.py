@@ -14,7 +14,8 @@ import pytest
 from actors.telemetry import logs
 from actors.wire.environment import hand_down
 from app import addresses, replicas
-from app.config import IngressGroupConfig, ModelConfig, WireConfig
+from app.config import DashboardConfig, IngressGroupConfig, ModelConfig, WireConfig
+from app.dashboard import replica as dashboard_replica
 from app.groups import EngineConfig
 from app.ingress import replica as ingress_replica
 from app.replicas import EngineReplica, Stay
@@ -64,6 +65,20 @@ async def test_an_engine_opens_nixls_side_channel_to_the_private_network_at_most
     with pytest.raises(Started):
         await begin(SimpleNamespace(), ModelConfig(), config, None, wire, None, None, start, None)
     assert given == {"side_channel_host": host}
+
+
+async def test_a_dashboard_marks_its_log_lines_as_every_replica_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    components: list[str] = []
+
+    def made(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(logs, "start", components.append)
+    monkeypatch.setattr(dashboard_replica, "finder", made)
+    begin: Any = dashboard_replica.DashboardReplica.__init__
+    with pytest.raises(Started):
+        await begin(SimpleNamespace(), DashboardConfig(), None, "m", {}, None, (), WireConfig(), None)
+    assert components == ["dashboard"]
 
 
 @pytest.mark.parametrize(("options", "warned"), [({"admin_keys": ["a secret key"]}, True), ({}, False)])

@@ -1,5 +1,10 @@
-"""Configurations that `make serve` refuses, because Serve's own port would give away what the ingress protects."""
+"""Configurations that `make serve` refuses, because Serve's own port would give away what the ingress protects.
 
+And a call to Ray that comes after Ray's end.
+"""
+
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +46,18 @@ def test_it_may_be_on_loopback_or_speak_tls(tmp_path: Path, http: dict[str, Any]
 
 def test_without_tls_at_the_ingress_there_is_nothing_to_keep(tmp_path: Path) -> None:
     load(config(tmp_path, {"host": "0.0.0.0"}, ARGS | {"ingress": {}}))
+
+
+def test_a_late_call_starts_no_other_ray() -> None:
+    """The thread that deploys may still ask for the state of the replicas when Ctrl-C has ended Ray."""
+    code = """
+from app.serve import _environment
+_environment()
+import ray
+try:
+    ray.get_actor("anybody")
+except Exception as error:
+    print(type(error).__name__, ray.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split()[1:] == ["False"], (done.stdout, done.stderr)

@@ -18,6 +18,7 @@ from benchmarks.check import check
 from benchmarks.checkout import ROOT, Origin, code_digest, depends_on
 from benchmarks.document import OTHERS, RESULTS, document, expected, section
 from benchmarks.experiments import registry
+from benchmarks.experiments.base import Row, aimed
 from benchmarks.live.machine import LIVE_CODE
 from benchmarks.predictors.page import markdown
 
@@ -81,6 +82,53 @@ def test_a_marked_figure_must_be_the_rows(root: Path) -> None:
     assert [" has no figure" in p or "not a results file" in p for p in check(root).problems] == [True, True]
     (root / "README.md").write_text(f"about ten <!-- ours: {name} -->")
     assert "no number before it" in check(root).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (Row("a", -11.8, -11.0, "%", 1.0, "within 3 points", True, least=-14.8, most=-8.8), ""),
+        (
+            Row("a", -11.8, -11.0, "%", 3.0, "within 3 points", True, least=-14.8, most=-8.8),
+            "open by its interval",
+        ),
+        (Row("a", -11.8, -11.0, "%", 3.0, "within 3 points", None, least=-14.8, most=-8.8), ""),
+        (
+            Row("a", -11.8, -2.0, "%", 3.0, "within 3 points", None, least=-14.8, most=-8.8),
+            "missed by its interval",
+        ),
+        (Row("a", None, 1.0, "%", 0.1, "least of all", True), "no bounds"),
+        (Row("a", None, 1.0, "%", 0.1, "least of all", True, beside="open"), "open by its interval"),
+        (Row("a", None, 1.0, "%", None, "least of all", True), ""),
+        (Row("a", None, 1.0, "%", 0.1), ""),
+    ],
+)
+def test_a_row_that_is_judged_otherwise_than_by_its_interval_is_found(row: Row, said: str) -> None:
+    found = list(check_module._judged_otherwise("x.json", [row]))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize(("kind", "ttft", "tpot"), [("sim", 10.0, 3.0), ("vllm", 15.0, 15.0)])
+def test_the_simulators_errors_have_the_aims_of_the_kind_of_engines(
+    kind: str, ttft: float, tpot: float
+) -> None:
+    found = section(RESULTS, f"experiments/validate_live/{kind}.json").rows
+    errors = [row for row in found if row.name.endswith("simulated against live")]
+    assert errors
+    for row in errors:
+        within = ttft if ": TTFT" in row.name else tpot if ": TPOT" in row.name else None
+        assert row.aim == ("" if within is None else f"within {within:g} %")
+        assert row.ours is not None and row.met is (None if within is None else abs(row.ours) <= within)
+
+
+def test_an_aim_is_judged_by_the_interval_and_by_the_figures_beside_it() -> None:
+    row = Row("a", None, 1.0, "%", 0.5)
+    assert aimed(row, "at most 2", most=2.0).met is True
+    assert aimed(row, "at most 1.2", most=1.2).met is None
+    assert aimed(row, "at most 2, and more", most=2.0, also=[None, True]).met is None
+    assert aimed(row, "at most 1.2, and more", most=1.2, also=[False]).met is False
+    assert aimed(Row("a", None, 1.0), "at most 1.2", most=1.2).met is True
+    assert aimed(Row("a", None, None), "at most 1.2", most=1.2).met is None
 
 
 def test_a_row_that_the_measures_do_not_give_is_found(root: Path) -> None:
@@ -445,6 +493,8 @@ def test_a_results_file_that_should_be_there_is_missed(root: Path, monkeypatch: 
     monkeypatch.setattr(
         provenance, "MISSING", frozenset({SWITCHING, "experiments/netkv/netkv_load.json", FILE})
     )
+    # The page of what was not reproduced names experiments that have no result yet.
+    redocument(root)
     checked = check(root)
     assert ["take it off MISSING" in problem for problem in checked.problems] == [True]
     assert (

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decisions import measure, ticks
+from benchmarks.decisions import dispatching, measure, ticks
 from benchmarks.decisions.__main__ import main
 from benchmarks.decisions.inputs import BETA_MAX, round_input
 from benchmarks.decisions.measure import Timing, timed
+from benchmarks.document import OTHERS
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 
 
@@ -63,6 +64,7 @@ def test_it_prints_every_row_and_writes_them_as_json(
     assert {f"balance_route_{rule}, G = 64, pool 256, W {w}" for rule in "0h" for w in (8, 12)} <= set(names)
     for name in (
         "netkv, 256",
+        "request, 16 engines",
         "balance_route_0, G = 64, pool 256",
         "balance_route_h",
         "composition",
@@ -71,3 +73,33 @@ def test_it_prints_every_row_and_writes_them_as_json(
         "journal",
     ):
         assert any(row["name"].startswith(name) for row in rows)
+
+
+def test_a_fleet_has_load_for_its_decode_engines_and_its_requests_are_timed_in_turns() -> None:
+    """Two engines are one of each role; 16 have four for prefill and twelve for decode."""
+    few, many = (dispatching.Loop("round_robin", "round_robin", 0, engines) for engines in (2, 16))
+    assert (few.live, many.live) == (27, 12 * 27)
+    assert many.names[3:5] == ["p003", "d000"]
+    wall_us, cpu_us = few.until(30)
+    assert few.closed >= 30 and wall_us > 0 and cpu_us > 0
+    assert few.dispatcher.state.in_flight <= 27
+
+
+@pytest.mark.parametrize(("cpu_us", "dearer", "met"), [(109.0, 9.0, True), (127.0, 27.0, False)])
+def test_a_request_of_many_engines_is_judged_against_one_of_two(
+    cpu_us: float, dearer: float, met: bool
+) -> None:
+    pair = dispatching.FLEET_PAIRS[0]
+    rows = [
+        {
+            "name": dispatching.fleet_name(*pair, engines),
+            "p50_us": 1.0,
+            "p99_us": 2.0,
+            "cpu_p50_us": us,
+            "note": "",
+        }
+        for engines, us in ((2, 100.0), (64, cpu_us))
+    ]
+    (judged,) = [row for row in OTHERS["decisions/decisions.json"].read({"rows": rows}) if row.aim]
+    assert judged.ours == pytest.approx(dearer)
+    assert judged.met is met

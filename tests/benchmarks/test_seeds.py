@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.seeds import paired, spread
+from benchmarks.seeds import all_met, met, paired, ratio, spread
 
 
 def test_spread_by_hand():
@@ -56,3 +56,52 @@ def test_nothing_to_summarise(values):
 def test_unequal_seeds_cannot_be_paired():
     with pytest.raises(ValueError, match="pair the same seeds"):
         paired([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds", "expected"),
+    [
+        (1.0, 2.0, {"least": 1.0}, True),
+        (0.9, 2.0, {"least": 1.0}, None),
+        (0.1, 0.9, {"least": 1.0}, False),
+        (-2.0, 1.0, {"most": 1.0}, True),
+        (-2.0, 1.1, {"most": 1.0}, None),
+        (1.1, 2.0, {"most": 1.0}, False),
+        # between two bounds: within, across one, across both, and beyond each
+        (-14.0, -10.0, {"least": -14.8, "most": -8.8}, True),
+        (-15.0, -10.0, {"least": -14.8, "most": -8.8}, None),
+        (-15.0, -8.0, {"least": -14.8, "most": -8.8}, None),
+        (-20.0, -15.0, {"least": -14.8, "most": -8.8}, False),
+        (-8.0, -5.0, {"least": -14.8, "most": -8.8}, False),
+        # two sides that are the same are not above one another
+        (0.0, 0.0, {"above": 0.0}, False),
+        (0.0, 1.0, {"above": 0.0}, None),
+        (0.1, 1.0, {"above": 0.0}, True),
+    ],
+)
+def test_an_aim_is_met_or_missed_where_the_whole_interval_says_so(low, high, bounds, expected):
+    assert met(low, high, **bounds) is expected
+
+
+def test_an_aim_without_a_bound_is_refused():
+    with pytest.raises(ValueError, match="needs a bound"):
+        met(0.0, 1.0)
+
+
+def test_an_aim_on_several_figures():
+    assert all_met([True, True]) is True
+    assert all_met([True, None]) is None
+    assert all_met([None, False, True]) is False
+
+
+def test_a_ratio_of_means_has_the_interval_of_what_is_left_of_it():
+    # 12 / 6 = 2; what is left is 10 - 2 * 4 = 2, 12 - 2 * 6 = 0, 14 - 2 * 8 = -2: sd 2, t(0.975, 2) = 4.302653
+    found, half = ratio([10.0, 12.0, 14.0], [4.0, 6.0, 8.0])
+    assert (found, half) == (2.0, pytest.approx(4.302653 * 2.0 / math.sqrt(3) / 6.0, abs=1e-5))
+    assert ratio([3.0], [2.0]) == (1.5, None)
+    # in proportion on every seed: nothing is left
+    assert ratio([2.0, 4.0], [1.0, 2.0]) == (2.0, 0.0)
+    with pytest.raises(ValueError, match="pair the same seeds"):
+        ratio([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="the mean below"):
+        ratio([1.0, 1.0], [1.0, -1.0])

@@ -33,7 +33,9 @@ def run(setup: Setup, logs: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "ray"])
+@pytest.mark.parametrize(
+    "bare", [pytest.param(True, id="bare"), pytest.param(False, id="ray", marks=pytest.mark.nightly)]
+)
 def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     # a run waits for its streams in the end: those of minutes are left to one of these
     long_share = 0.0 if bare else 0.12
@@ -41,6 +43,7 @@ def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
     run(setup, tmp_path / "logs")
 
 
+@pytest.mark.nightly
 def test_faults_while_an_autoscaler_changes_the_fleet_lose_nothing(tmp_path: Path) -> None:
     setup = sim_setup(clients=12, every_s=3.0, scaling=True, long_share=0.0)
     # the autoscaler, what carries its orders out, and engines in every part; a minute is too short for the others
@@ -51,6 +54,7 @@ def test_faults_while_an_autoscaler_changes_the_fleet_lose_nothing(tmp_path: Pat
     assert any(name.split()[1] in ("autoscaler", *DUTIES) for _, name, *_ in result["faults"])
 
 
+@pytest.mark.nightly
 def test_partitions_and_lacks_of_memory_lose_nothing(tmp_path: Path) -> None:
     setup = sim_setup(clients=12, every_s=3.0, bare=True, long_share=0.0)
     run(dataclasses.replace(setup, kinds=BARE), tmp_path / "logs")

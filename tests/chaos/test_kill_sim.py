@@ -174,7 +174,9 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim", [pytest.param(one, marks=pytest.mark.nightly) for one in VICTIMS[:2]] + VICTIMS[2:]
+)
 def test_no_request_waits_for_a_process_that_stands_still(app: App, victim: str) -> None:
     pid = app.replica_pids(victim)[0]
     with Load(app) as load:

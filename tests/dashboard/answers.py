@@ -9,7 +9,9 @@ from typing import Any
 
 from actors.router.decisions import described
 from actors.router.flows import available
+from policies.admission.registry import ADMISSION
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.fairness.registry import FAIRNESS
 from policies.journal.codec import encoder
 from policies.routing.registry import DECODE, PREFILL
 
@@ -24,11 +26,15 @@ def policies(flow: bool) -> Json:
     return {
         "prefill": described(PREFILL["join_shortest_queue"]()),
         "decode": described(DECODE["composition"]()),
+        "admission": described(ADMISSION["open"]()),
+        "fairness": described(FAIRNESS["vtc"]()),
         "dispatch": config(DispatchConfig()),
         "flow": flows[next(iter(flows))] if flow else None,
         "available": {
             "prefill": {name: described(kind()) for name, kind in PREFILL.items()},
             "decode": {name: described(kind()) for name, kind in DECODE.items()},
+            "admission": {name: described(kind()) for name, kind in ADMISSION.items()},
+            "fairness": {name: described(kind()) for name, kind in FAIRNESS.items()},
             "flow": flows,
         },
     }
@@ -309,6 +315,7 @@ def compared(ids: list[str], runs: list[Json]) -> Json:
 
 
 BASE = {
+    "base": "0123456789abcdef",
     "text": """cluster:
   engines:
     - {name: prefill, role: prefill, count: 6, profile: fitted-prefill.json}

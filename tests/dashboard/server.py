@@ -154,7 +154,7 @@ class Server:
             Route("/api/experiments/compare", self._may(self._compare)),
             Route("/api/experiments/runs/{name}", self._may(self._run), methods=["GET", "DELETE"]),
             Route("/api/experiments/runs/{name}/{report}", self._may(self._report)),
-            Route("/api/whatif/base", self._may(self._base)),
+            Route("/api/whatif/base", self._may(self._base), methods=["POST"]),
             Route("/api/whatif", self._may(self._read_whatif)),
             Route("/api/whatif/start", self._may(self._start_whatif), methods=["POST"]),
             Route("/api/whatif/stop", self._may(self._stop_whatif), methods=["POST"]),

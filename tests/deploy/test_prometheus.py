@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors.router.decisions import DecisionLog
 from app.fleet.figures import all_metrics
 from app.ingress.metrics import INGRESS, Metric
 
@@ -58,6 +59,12 @@ def test_each_alert_has_a_case_and_a_line_in_the_runbook() -> None:
     assert fired == set(ALERTS)
     runbook = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in ALERTS if f"| `{name}` |" not in runbook] == []
+
+
+def test_decisions_of_which_an_alert_wants_the_growth_are_counted_from_0() -> None:
+    asked = {name for rule in rules("alerts.yml") for name in re.findall(r'decision="(\w+)"', rule["expr"])}
+    assert DecisionLog().totals == dict.fromkeys(asked, 0)
+    assert asked == {"reject_queue_full"}
 
 
 def exported() -> dict[str, Metric]:

@@ -1,5 +1,5 @@
-"""The command: all parts, or those whose number is not 0. It ends with 1 if there is a finding. With `--out FILE` it
-writes what it saw, with the facts about machine and code, as JSON.
+"""The command: all parts, or those whose number is not 0. It ends with 1 if there is a finding. It writes what it saw,
+with the facts about machine and code, as JSON into `--out`, which is benchmarks/results/fuzz by default.
 """
 
 import argparse
@@ -8,13 +8,13 @@ import logging
 import math
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from benchmarks.checkout import PRODUCT
+from benchmarks.checkout import PRODUCT, ROOT
 from benchmarks.live.machine import command, facts, save
 from tests.fuzz import agent, board, files, frames, keyed, requests
 from tests.fuzz.watch import Watch
@@ -24,7 +24,11 @@ CODE = (*PRODUCT, "tests/fuzz", "tests/app/ingress")
 """The folders that decide what is found: the application, the fuzzer, and the fleet in which it runs."""
 
 
-def main() -> int:
+OUT = ROOT / "benchmarks" / "results" / "fuzz"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the parts and writes their result. Returns 1 if there is a finding, or no result."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     for name, count in PARTS.items():
@@ -33,11 +37,13 @@ def main() -> int:
         "--minutes", type=float, default=math.inf, help="longest time of each part that goes over sockets"
     )
     parser.add_argument("--show", type=int, default=10, help="findings of each part to print")
-    parser.add_argument("--out", type=Path, help="file for counts, outcomes, memory and findings, as JSON")
-    args = vars(parser.parse_args())
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="folder for counts, outcomes, memory and findings"
+    )
+    args = vars(parser.parse_args(argv))
     logging.getLogger().setLevel(logging.ERROR)
     failed = False
-    machine = facts(MODULE, CODE) if args["out"] else {}
+    machine = facts(MODULE, CODE)
     seen: dict[str, Any] = {}
     for name in PARTS:
         if args[name]:
@@ -48,9 +54,8 @@ def main() -> int:
             for finding in watch.findings[: args["show"]]:
                 print(f"--- {finding}", flush=True)
             failed |= bool(watch.findings)
-    if args["out"]:
-        whole = {"command": command(MODULE, None), "seed": args["seed"], "machine": machine, "parts": seen}
-        failed |= not save(args["out"], whole)
+    whole = {"command": command(MODULE, argv), "seed": args["seed"], "machine": machine, "parts": seen}
+    failed |= not save(args["out"] / "fuzz.json", whole)
     return int(failed)
 
 

@@ -25,7 +25,7 @@ SAMPLE = 64
 QUIET_S = 0.05
 """Time after which a client leaves that has sent half a request, or follows the stream."""
 EXPECTED_5XX = {503}
-"""The router says that there is no autoscaler, or too many pages are open."""
+"""The router says that there is no autoscaler, too many pages are open, or no ingress has told its counts."""
 LOOK_EVERY = 20
 """Connections between two looks whether a session in order is served."""
 
@@ -125,8 +125,9 @@ async def run(watch: Watch, seed: int, requests: int, folder: Path) -> None:
                 count, data = connection(rng, session)
                 left -= count
                 await _talk(watch, made, rng, count, data)
-                # or all later ones would be told to wait for a minute
+                # or all later ones would be told to wait for a minute, or to log in again after one has logged out
                 sessions._tries.clear()
+                sessions._left.clear()
                 talks += 1
                 if talks % LOOK_EVERY == 0:
                     await _look(watch, made, session)

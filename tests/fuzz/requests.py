@@ -186,6 +186,9 @@ async def _settled(watch: Watch, made: Rig) -> None:
         ("unread bytes", bounds.unread.held_bytes),
         ("connections", bounds.crowd._count),
         ("answer bytes", made.app.requests.answers.held_bytes),
+        ("prompt bytes", made.app.requests.work.n_bytes),
+        ("sequences", made.app.requests.work.sequences),
+        ("characters of prompts to tokenise", made.app._intake_threads._chars),
         ("internal errors", int(made.metric("sluice_internal_errors_total", model=MODEL))),
     ):
         if held:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import part
+from benchmarks.document import OTHERS, RESULTS
+from tests.fuzz import __main__ as fuzz
+from tests.fuzz.__main__ import PARTS, part
 from tests.fuzz.watch import GROWTH_BYTES, Watch
 
 SHORT = {
@@ -23,19 +25,6 @@ EXPECTED = {
 """Outcomes that each part has for certain, or it would not reach what it is about."""
 
 
-@pytest.fixture(autouse=True)
-def levels() -> Iterator[None]:
-    """Gives loggers back their levels, which a part changes."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("actors.flow", "actors.router", "actors.engine", "actors.wire", "app.ingress")
-    ]
-    before = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-
-
 @pytest.mark.parametrize("name", SHORT)
 async def test_nothing_breaks(name: str) -> None:
     watch = await part(name, 1, SHORT[name])
@@ -43,6 +32,22 @@ async def test_nothing_breaks(name: str) -> None:
     assert watch.findings == [], json.dumps(report) + "\n" + "\n".join(watch.findings[:3])
     assert watch.cases >= SHORT[name]
     assert set(watch.kinds) >= EXPECTED[name]
+
+
+def test_the_command_keeps_what_it_saw_where_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fuzz.OUT == RESULTS / "fuzz"
+    monkeypatch.setattr(fuzz, "OUT", tmp_path / "fuzz")
+    monkeypatch.setattr(fuzz, "facts", lambda module, folders: {"code": "x"})
+    monkeypatch.setattr("benchmarks.live.machine.at_the_end", lambda machine: machine)
+    none = [word for name in PARTS if name != "keys" for word in (f"--{name}", "0")]
+    assert fuzz.main([*none, "--keys", "20"]) == 0
+    whole = json.loads((tmp_path / "fuzz/fuzz.json").read_text())
+    rows = {row.name: row for row in OTHERS["fuzz/fuzz.json"].read(whole)}
+    assert rows["keys: cases"].ours == 20 and rows["keys: findings"].met
+    whole["parts"]["keys"]["findings"].append("broken")
+    assert not {row.name: row for row in OTHERS["fuzz/fuzz.json"].read(whole)}["keys: findings"].met
 
 
 async def test_what_goes_wrong_is_a_finding() -> None:

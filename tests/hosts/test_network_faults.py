@@ -30,7 +30,10 @@ Running = tuple[Cluster | Rayless, HostsApp | RaylessApp]
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(rayless, marks=pytest.mark.live), pytest.param(cluster, marks=pytest.mark.hosts)],
+    params=[
+        pytest.param(rayless, marks=[pytest.mark.live, pytest.mark.nightly]),
+        pytest.param(cluster, marks=pytest.mark.hosts),
+    ],
     ids=["rayless", "ray"],
 )
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:

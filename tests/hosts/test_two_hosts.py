@@ -106,6 +106,7 @@ async def test_a_peer_without_the_secret_is_refused(
         assert "secret" in await stranger.closed
 
 
+@pytest.mark.nightly
 def test_a_host_that_falls_silent_delays_no_stream_for_long(running: tuple[Cluster, HostsApp]) -> None:
     cluster, app = running
     worker = cluster.away

@@ -72,7 +72,7 @@ def test_the_sdk_and_the_command_work_against_it(app: App) -> None:
         assert client.models()
         status = client.status()
         assert status.ready
-        result = client.chat("hello", max_tokens=5, priority="interactive")
+        result = client.chat("hello", max_tokens=5, priority="standard")
         with client.stream_chat("hello", max_tokens=5) as stream:
             text = "".join(chunk.text for chunk in stream)
     assert text == result.text

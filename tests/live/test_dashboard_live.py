@@ -17,7 +17,7 @@ from sluice import Sluice
 from tests.live.serving import PATIENCE_S, App, config_file, serving
 from tests.processes import still_running
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 REQUESTS, TOKENS = 40, 5
 

@@ -17,7 +17,7 @@ from tests.benchmarks.live.experiment.bare_app import KEY, Bare, bare_app
 from tests.benchmarks.live.experiment.commands import PATIENCE_S, decode_policy, plan, start, until, wait
 from tests.processes import still_running
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.nightly]
 
 ACTIVE, WARM = ("decode", "active"), ("decode", "warm")
 COMPUTES = ("prefill", "active")

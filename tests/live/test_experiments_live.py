@@ -93,6 +93,7 @@ def test_a_burst_is_run_and_measured(app: Bare, tmp_path: Path) -> None:
 CHANGES = {"actions": [{"at_s": 1, "policy": {"decode": "round_robin", "dispatch": {"max_queue": 77}}}]}
 
 
+@pytest.mark.nightly
 def test_policies_are_put_back_after_the_end(app: Bare, tmp_path: Path) -> None:
     before = decode_policy(app)
     process = start(app, tmp_path, plan(3, **CHANGES))
@@ -120,6 +121,7 @@ def test_policies_are_put_back_after_a_kill_of_the_runner(app: Bare, tmp_path: P
     assert not (store.path(run_id) / BEFORE).exists()
 
 
+@pytest.mark.nightly
 def test_what_a_killed_guardian_leaves_is_put_back_by_the_next_command(app: Bare, tmp_path: Path) -> None:
     before = decode_policy(app)
     process = start(app, tmp_path, plan(60, **CHANGES))
@@ -149,6 +151,7 @@ def test_what_a_killed_guardian_leaves_is_put_back_by_the_next_command(app: Bare
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "leash"])
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_puts_back(app: Bare, tmp_path: Path, how: Any) -> None:
     before = decode_policy(app)
     process = start(app, tmp_path, plan(60, **CHANGES), *(["--until-input-ends"] if how == "leash" else []))
@@ -179,6 +182,7 @@ def test_a_full_disk_is_named_and_puts_back(app: Bare, tmp_path: Path) -> None:
     assert run["state"] == "failed" and "make room" in run["message"]
 
 
+@pytest.mark.nightly
 def test_the_bound_of_bytes_ends_a_run(app: Bare, tmp_path: Path) -> None:
     process = start(app, tmp_path, plan(30, rate=100), "--most-bytes", str(300 << 10))
     ended = until(process, "ended")
@@ -216,6 +220,7 @@ def test_arms_are_compared_on_the_same_requests(app: Bare, tmp_path: Path) -> No
     assert "TTFT p95, ms" in text
 
 
+@pytest.mark.nightly
 def test_an_engine_is_killed_only_where_that_is_allowed(app: Bare, tmp_path: Path) -> None:
     text = plan(6, rate=20, actions=[{"at_s": 1, "kill": "decode"}])
     process = start(app, tmp_path, text)
@@ -291,6 +296,7 @@ def test_a_restore_without_a_server_keeps_what_is_to_be_put_back(tmp_path: Path)
     assert (folder / BEFORE).exists()
 
 
+@pytest.mark.nightly
 def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare, tmp_path: Path) -> None:
     process = start(app, tmp_path, plan(8, rate=20))
     until(process, "progress")

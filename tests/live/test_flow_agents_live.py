@@ -245,6 +245,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.nightly
 def test_agents_of_two_nodes_start_one_coordinator_which_is_restarted_and_ends(tmp_path: Path) -> None:
     """One agent alone starts none; with the second there is one, also after it is killed; it goes with the second."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}

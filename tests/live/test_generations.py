@@ -8,7 +8,7 @@ import pytest
 
 from tests.live.serving import ROOT
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.nightly]
 
 SCRIPT = """
 import json, tempfile, threading

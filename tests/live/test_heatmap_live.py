@@ -11,7 +11,7 @@ import pytest
 
 from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 LIKES = {"prefill_tokens": [16, 512], "ratios": [0.1], "cells": [[-1.0], [9.0]]}
 """Short prompts colocated, long ones disaggregated."""

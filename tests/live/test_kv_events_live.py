@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.serving import PATIENCE_S, App, config_file, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 BLOCK = 16
 PREFIXES = 6

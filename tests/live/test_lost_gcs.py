@@ -44,6 +44,7 @@ def replicas(app: App) -> dict[str, set[int]]:
     return {name: set(app.replica_pids(name)) for name in DEPLOYMENTS}
 
 
+@pytest.mark.nightly
 def test_a_killed_gcs_comes_back_and_no_request_fails(app: App) -> None:
     before = replicas(app)
     with Load(app, 4) as load:
@@ -61,6 +62,7 @@ def test_a_killed_gcs_comes_back_and_no_request_fails(app: App) -> None:
     app.wait(lambda s: sum(e["state"] == "ready" for e in s["engines"]) == 3 and s["ready"], "its readiness")
 
 
+@pytest.mark.nightly
 def test_the_command_starts_over_when_its_raylet_dies(app: App) -> None:
     before = app.process.pid
     os.kill(of_ray(app, "raylet"), signal.SIGKILL)

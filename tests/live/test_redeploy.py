@@ -11,7 +11,7 @@ import pytest
 from benchmarks.live.servers import free_ports
 from tests.live.serving import ROOT, config_file
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.nightly]
 
 
 def changed(folder: Path, number: int, port: int, change: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from tests.chaos.test_kill_sim import Load, grow
 from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.live,
     pytest.mark.chaos,
     pytest.mark.timeout(900),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.live.serving import PATIENCE_S, App, config_file, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 
 def lending(args: dict[str, Any]) -> None:

@@ -23,6 +23,12 @@ from tests.processes import command_line
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 SCALE = "/sluice/admin/scale"
+JOINABLE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
+"""Environment of an application whose Ray other programs of these tests join."""
 
 
 def scaled(journal: Path) -> Any:
@@ -61,9 +67,13 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, journal: Path) -> Iterator[App]:
-    file = config_file(tmp_path_factory.mktemp("scaling"), "sim.yaml", scaled(journal))
-    with serving(file) as running:
+def file(tmp_path_factory: pytest.TempPathFactory, journal: Path) -> Path:
+    return config_file(tmp_path_factory.mktemp("scaling"), "sim.yaml", scaled(journal))
+
+
+@pytest.fixture(scope="module")
+def app(file: Path) -> Iterator[App]:
+    with serving(file, environment=JOINABLE) as running:
         yield running
 
 
@@ -212,6 +222,7 @@ def test_replicas_grow_and_shrink_under_load_and_an_autoscaler_may_die(app: App,
     assert replayed.stdout.count(" 0 different") == len(files)
 
 
+@pytest.mark.nightly
 def test_plans_go_on_past_a_killed_controller_and_router_and_replicas_that_die_on_the_way(app: App) -> None:
     """Serve's controller, which starts and stops replicas, dies while some start; then the router dies, a replica that
     has just been activated, and one that is being given up.
@@ -237,6 +248,54 @@ def test_plans_go_on_past_a_killed_controller_and_router_and_replicas_that_die_o
     app.wait_idle()
     app.wait(lambda _: len(app.replica_pids("DEngine")) == 2, "no replica is left behind")
     command(app, "auto")
+
+
+@pytest.mark.nightly
+def test_numbers_that_somebody_else_sets_are_adopted_and_outlast_a_deploy(app: App, file: Path) -> None:
+    """A deploy with changed arguments sets the file's numbers again, which are those of the start."""
+    wait_awake(app)
+    undisturbed = stream(app, 40)
+    with Load(app, 6, 40) as load:
+        joined(app, "tests.live.outside", ray_of(app), "DEngine", "3")
+        app.wait(at_rest(app, p_active=1, d_active=2, d_warm=1), "what somebody else has set is reached")
+        assert (scaling(app)["mode"], scaling(app)["by"]) == ("manual", "somebody else")
+
+        autoscaler = app.replica_pid("Autoscaler")
+        changed = file.with_name("changed.yaml")
+        changed.write_text(file.read_text().replace("sleep_after_s: 12", "sleep_after_s: 13"))
+        ports = ["--port", app.url.rpartition(":")[2], "--http-port", app.serve_url.rpartition(":")[2]]
+        joined(
+            app, "benchmarks.watching.redeploy", "--address", ray_of(app), "--config", str(changed), *ports
+        )
+        app.wait(
+            lambda _: app.replica_pids("Autoscaler") not in ([], [autoscaler]), "another autoscaler is there"
+        )
+        app.wait(at_rest(app, p_active=1, d_active=2, d_warm=1), "the numbers are reached after the deploy")
+        assert scaling(app)["by"] == "somebody else"
+    assert load.errors == []
+    assert set(load.texts) == {undisturbed}
+    command(app, "auto")
+    app.wait_idle()
+
+
+def ray_of(app: App) -> str:
+    """Returns the address of the control process of the application's Ray, which its raylet has as an argument."""
+    mark = "--gcs-address="
+    words = (word for process in app.processes() for word in command_line(process).split())
+    return next(word.removeprefix(mark) for word in words if word.startswith(mark))
+
+
+def joined(app: App, *module_and_arguments: str) -> None:
+    """Runs a program that joins the application's Ray."""
+    done = subprocess.run(
+        [sys.executable, "-m", *module_and_arguments],
+        env={**os.environ, **JOINABLE},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_idle_application_has_no_engine_and_the_next_request_wakes_it(app: App) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.test_prometheus import ALERTS, RECORDED
+from tests.deploy.test_prometheus import RECORDED
 from tests.live.prometheus import has_prometheus, prometheus
 from tests.live.serving import PATIENCE_S, App, config_file, serving
 from tests.processes import command_line, ended
@@ -23,6 +23,8 @@ from tests.scripts.test_grafana_boards import NAMES, queries
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
 
+BURNS = {"SluiceSloBurnsFast", "SluiceSloBurnsSlowly"}
+"""Alerts that the load below is made for: interactive requests whose objective cannot be met."""
 STREAMS = 40
 TOKENS = 600
 
@@ -37,7 +39,7 @@ def two_ingresses(network: Path) -> Any:
             {"name": "prefill", "role": "prefill", **engine},
             {"name": "decode", "role": "decode", **engine, "scaling": {"max": 2, "warm": 1}},
         ]
-        args["ingress"] = {"replicas": 2}
+        args["ingress"] = {"replicas": 2, "options": {"ceiling": "interactive"}}
         args["flow"] = {"enabled": True}
         args["scaling"] = {"enabled": True, "policy": "fixed"}
         args["router"] = {
@@ -235,9 +237,8 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
             return asyncio.to_thread(made.wait, condition, what)
 
         await wait(lambda: made.value('count(up{job="sluice"} == 1)') == 2, "two targets that answer")
-        await wait(
-            lambda: made.value('count(sluice_requests_total{job="sluice"}) or vector(0)') >= 0, "a scrape"
-        )
+        # a counter of requests has no series before the first one, but both replicas show this gauge at once
+        await wait(lambda: made.value('count(sluice_in_flight{job="sluice"})') == 2, "a scrape of both")
         before = counted()
         sent = await load(app, 20.0)
         assert set(sent) == {(200, "interactive"), (200, "batch"), (404, "none")}
@@ -262,4 +263,6 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
 
         # the burn rate is over both of its windows, which are as long as what there is to look at
         await wait(lambda: "SluiceSloBurnsFast" in known(), "the alert of objectives that are missed")
-        assert known() <= set(ALERTS)
+        # nothing else is wrong here for longer than between two scrapes; the slow one has the longer windows and looks
+        # at the same misses
+        await wait(lambda: known() <= BURNS, "no other alert")

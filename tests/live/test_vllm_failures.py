@@ -22,9 +22,9 @@ from actors.wire.messages import Decode, Failed, Out, Prefill, PrefillDone
 from app.models import resolve
 from tests.actors.engine.rig import Client
 from tests.live.serving import PATIENCE_S, ROOT
-from tests.live.test_vllm_engines import START_S, fresh, text
 from tests.live.vllm_app import BLOCK, COMPUTING, CORE_PROCESSES, MODEL, TCP, engine
 from tests.live.vllm_client import Engine
+from tests.live.vllm_pair.pair import START_S, fresh, text
 from tests.processes import command_line, kill_all, still_running
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -61,6 +61,7 @@ async def failures(client: Client, attempt_ids: list[str]) -> set[tuple[str, boo
     return {(m.code, m.retryable) for m in failed()}
 
 
+@pytest.mark.nightly
 async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_the_end(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +143,7 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
     assert still_running(children, timeout_s=60) == []
 
 
+@pytest.mark.nightly
 async def test_a_core_that_never_answers_fails_the_start(tmp_path: Path) -> None:
     """The core hangs before it loads the model; the start fails, and no process is left."""
     options = config("h", "colocated", 0, start_limit_s=HANG_S)

@@ -15,9 +15,9 @@ import pytest
 from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, PrefillDone, Reading
 from tests.actors.flow.narrow import NarrowAgent, Occupant
 from tests.live.serving import PATIENCE_S
-from tests.live.test_vllm_engines import shared_tokens
 from tests.live.vllm_app import BLOCK, TCP, engine
 from tests.live.vllm_client import Engine
+from tests.live.vllm_pair.pair import shared_tokens
 from tests.processes import kill_all
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]

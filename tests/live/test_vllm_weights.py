@@ -20,11 +20,11 @@ from app.models import resolve
 from tests.actors.engine.weights import rig
 from tests.live import vllm_app
 from tests.live.serving import PATIENCE_S, ROOT
-from tests.live.test_vllm_engines import START_S, fresh, text
 from tests.live.vllm_client import Engine
+from tests.live.vllm_pair.pair import START_S, fresh, text
 from tests.processes import still_running
 
-pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 MODEL = Path(resolve(vllm_app.MODEL))
 PROMPT = fresh(30)

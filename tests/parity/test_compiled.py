@@ -56,6 +56,7 @@ def test_both_forms_write_the_same_journals() -> None:
 @pytest.mark.skipif(
     code_form(channel) != "compiled", reason="pure Python runs here (SLUICE_PURE, or no compiler)"
 )
+@pytest.mark.nightly
 def test_a_journal_of_pure_python_replays_equal_in_the_compiled_form() -> None:
     _, pure = written_by("pure Python")
     starts = [n for n, line in enumerate(pure) if line.startswith('{"journal"')]

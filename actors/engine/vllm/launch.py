@@ -36,13 +36,15 @@ from actors.engine.vllm.config import (
     UNSET,
     Device,
     VllmEngineConfig,
+    check_device,
     check_engine_args,
     engine_args,
     environment,
     resolve_device,
 )
 from actors.engine.vllm.connector.acquaintance import Peer, packed
-from actors.engine.vllm.early_core import EarlyCore, core_modules, platform_environment, taking
+from actors.engine.vllm.early_core import LATE, EarlyCore, core_modules, platform_environment, taking
+from actors.engine.vllm.gpus import gpu_models
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
 from actors.engine.weights.ahead import read_ahead
 from actors.engine.weights.exchange import ExchangeConfig, WeightsExchange
@@ -125,9 +127,10 @@ def launch(
     config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock, weights: WeightsExchange | None = None
 ) -> Any:
     """Returns a ready AsyncLLM, whose weights come by `weights` if there is one. It blocks, so it must be called
-    outside the event loop. Raises vLLM's errors.
+    outside the event loop. Raises vLLM's errors, and ValueError where the installed vLLM cannot compute on the device.
     """
     device = resolve_device(config)
+    check_device(device)
     port = config.side_channel_port
     if port is None:
         port, held = reserve_ports(config.side_channel_host, config.data_parallel_size)
@@ -182,10 +185,19 @@ OWNER_MODULES = (
 
 def prepare(config: VllmEngineConfig) -> EarlyCore:
     """Imports for an engine that is to start in this process later, and for its core, whose process waits until then.
-    Nothing depends on the model and the role in `config`. Raises ValueError where cores cannot be started early.
+    Nothing depends on the model and the role in `config`, nor on the GPUs that the engine will have. Raises ValueError
+    where cores cannot be started early.
     """
     global _prepared
     device = resolve_device(config)
+    check_device(device)
+    models = gpu_models() if device == "cuda" else ()
+    if len(models) > 1:
+        # as `vllm.v1.attention.ops.prefix_prefill` does, for the first GPU that it sees
+        raise ValueError(
+            f"nothing can be pre-warmed on a node with GPUs of several models ({', '.join(models)}), because vLLM's"
+            " imports depend on the model, and Ray chooses the GPU after them; set scaling.prewarmed: 0"
+        )
     set_environment(config, device, 0)
     _prepared = early_core(config, device)
     if _prepared is None:
@@ -227,10 +239,11 @@ def early_core(config: VllmEngineConfig, device: Device) -> EarlyCore | None:
         if prepared.fits(own):
             return prepared
         log.info(
-            "the pre-warmed process of the core was made for other cores or settings: a new one is started"
+            "the pre-warmed process of the core was made for other cores or settings (%s): a new one is started",
+            ", ".join(prepared.late(own)),
         )
         prepared.close()
-    return EarlyCore(own, core_modules(device))
+    return EarlyCore(own, core_modules(device), LATE[device])
 
 
 def forked_on(config: VllmEngineConfig, device: Device) -> tuple[int, ...] | None:

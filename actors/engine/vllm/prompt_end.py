@@ -8,6 +8,7 @@ last character, that character belongs to the answer. All that the prompt's own 
 the answer is the text of prompt and output together, less the text of the prompt.
 """
 
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,13 @@ class _BehindPrompt:
         return piece[len(list(of_prompt)) :]
 
 
+@lru_cache(maxsize=4)
+def _special(tokenizer: "Tokenizer") -> frozenset[int]:
+    """Returns the ids of the tokens that `skip_special_tokens` leaves out of a text."""
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
 def mend(state: "RequestState") -> None:
     """Makes the text of a request, which has no output yet, begin behind its prompt wherever that ends."""
     detokenizer, prompt = state.detokenizer, state.prompt_token_ids
@@ -53,10 +61,13 @@ def mend(state: "RequestState") -> None:
     def text(token_ids: list[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=skip))
 
-    size = LONGEST_CHARACTER
-    while not text(prompt[-size:]) and size < len(prompt):
-        # Special tokens that are left out of the text do not finish a character.
-        size *= 2
+    # A character may be followed by tokens that are left out of the text. They do not finish it, and there may be very
+    # many of them: a stream that got them would decode them all again with each one.
+    end = len(prompt)
+    left_out = _special(tokenizer) if skip else frozenset[int]()
+    while end and (prompt[end - 1] in left_out or tokenizer.id_to_token(prompt[end - 1]) is None):
+        end -= 1
+    prompt, size = prompt[:end], LONGEST_CHARACTER
 
     def unfinished(token_ids: list[int]) -> bool:
         return text(token_ids[-size:]).endswith(_UNFINISHED)

@@ -27,7 +27,7 @@ from actors.engine.vllm.connector import DUE, ENDS, RELEASE, RENEW
 from actors.engine.vllm.outbox import Outbox
 from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
-from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
+from actors.engine.vllm.task import BadHandle, EngineTask, Stream, computed, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
 from actors.telemetry.logs import about
 from actors.wire.messages import Admitted, Decode, Failed, KVRenewed, Out, Prefill, Reading, Resume
@@ -161,12 +161,12 @@ class TaskRunner:
 
     def _lent(self, msg: Prefill) -> dict[str, Any] | None:
         """Returns the handle of the prefix that is lent to a prefill, or None. A prefill does not fail for its prefix:
-        with a handle that is none, the whole prompt is computed.
+        with a handle that is none, or of another prompt, the whole prompt is computed.
         """
         if msg.prefix is None:
             return None
         try:
-            return {**decode_handle(msg.prefix), ENDS: time.monotonic() + msg.timeout_s}
+            return {**decode_handle(msg.prefix, msg.tokens), ENDS: time.monotonic() + msg.timeout_s}
         except BadHandle as e:
             log.warning(
                 "%s computes its whole prompt, because its lent prefix cannot be read: %s", msg.attempt_id, e
@@ -193,7 +193,7 @@ class TaskRunner:
         if msg.resume is not None:
             resume.carry(children[0], msg.resume.token_ids)
         if msg.handle is not None:
-            remote = decode_handle(msg.handle)
+            remote = decode_handle(msg.handle, computed(msg), least=len(msg.tokens))
             if base.prompt_logprobs is not None:
                 # For prompt logprobs vLLM computes the prompt itself, so the prefill engine's copy is freed unread.
                 self._give_up(remote)
@@ -338,17 +338,21 @@ class TaskRunner:
         ids = task.open_ids()
         self._end(task)
         self._batch = [piece for piece in self._batch if piece.attempt_id != task.attempt_id]
-        self._abort_requests(task.kind, ids)
+        self._abort_requests(task, ids)
 
-    def _abort_requests(self, kind: Task, ids: list[str]) -> None:
-        """Ends requests in the output processor and in the core."""
+    def _abort_requests(self, task: EngineTask, ids: list[str]) -> None:
+        """Ends requests of a task in the output processor and in the core."""
         self._llm.output_processor.abort_requests(ids, internal=True)
         core = self._llm.engine_core
         self._outbox.post(lambda: core.abort_requests_async(ids))
-        if kind == "prefill":
-            # The core may have just finished the prefill; it then ignores the abort and holds a lease.
+        if task.kind == "prefill":
+            # The core may have just finished the prefill; it then ignores the abort and holds a lease. Without a rank
+            # in the message nobody here knows which core it was.
+            rank = task.msg.dp_rank
+            holders = range(self._config.data_parallel_size) if rank is None else (rank,)
             for request_id in ids:
-                self._post_release(request_id, None)
+                for holder in holders:
+                    self._post_release(request_id, holder)
 
     def _fail(
         self, task: EngineTask, code: str, message: str, retryable: bool, param: str | None = None
@@ -357,7 +361,7 @@ class TaskRunner:
         self._flush()
         self._end(task)
         if ids and code != "engine_dead":
-            self._abort_requests(task.kind, ids)
+            self._abort_requests(task, ids)
         self._sink.failed(Failed(task.attempt_id, task.kind, code, message, retryable, param))
 
     def _recompute(self, task: EngineTask) -> None:
@@ -376,7 +380,7 @@ class TaskRunner:
             stream.done = True
             self.streams.pop(stream.request_id, None)
         task.streams.clear()
-        self._abort_requests("prefill", ids)
+        self._abort_requests(task, ids)
         self._submit(task, 0, request)
 
     def _on_deadline(self, task: EngineTask) -> None:
@@ -398,7 +402,7 @@ class TaskRunner:
         for request_id, core in self._leases.of(attempt_id):
             self._post_release(request_id, core)
 
-    def _post_release(self, request_id: str, core: int | None) -> None:
+    def _post_release(self, request_id: str, core: int) -> None:
         self._post_wish("release", {RELEASE: [request_id]}, core)
 
     def _post_renewals(self, leases: dict[str, float], core: int) -> None:

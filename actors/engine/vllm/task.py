@@ -1,13 +1,14 @@
 """One prefill or decode inside a vLLM engine, and the pure conversion of vLLM's outputs into messages."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actors.engine.vllm.connector.handle import fault
+from actors.engine.vllm.connector import PROMPT
+from actors.engine.vllm.connector.handle import fault, is_of, name_of
 from actors.engine.vllm.params import prompt_logprobs, token_logprobs
 from actors.wire.messages import Decode, Out, Prefill, PrefillDone, Resume
 from policies.request.stage import Task
@@ -102,11 +103,20 @@ class EngineTask:
         return [stream.request_id for stream in self.streams if not stream.done]
 
 
+def computed(msg: Prefill | Decode) -> list[int]:
+    """Returns the tokens whose KV is there before a decode's own first one: prompt and output of another engine."""
+    return [*msg.tokens, *(() if msg.resume is None else msg.resume.token_ids)]
+
+
 def prefill_done(
     task: EngineTask, output: "RequestOutput", lease_s: float, kv_bytes_per_block: int
 ) -> PrefillDone:
     """Returns the message about a finished prefill, with its handle. `output` is its last output."""
-    handle = {**output.kv_transfer_params, "remote_prefill_cached_tokens": output.num_cached_tokens}
+    handle = {
+        **output.kv_transfer_params,
+        "remote_prefill_cached_tokens": output.num_cached_tokens,
+        PROMPT: name_of(computed(task.msg)),
+    }
     blocks = max((len(group) for group in handle["remote_block_ids"]), default=0)
     stats = output.metrics
     return PrefillDone(
@@ -122,11 +132,13 @@ def prefill_done(
 
 
 class BadHandle(ValueError):
-    """A KV handle that no vLLM engine has made."""
+    """A KV handle that no vLLM engine has made, or that names the KV of another prompt."""
 
 
-def decode_handle(handle: bytes) -> dict[str, Any]:
-    """Returns the kv_transfer_params in a handle. Raises BadHandle if no vLLM engine has made it."""
+def decode_handle(handle: bytes, tokens: Sequence[int], least: int = 0) -> dict[str, Any]:
+    """Returns the kv_transfer_params in a handle. Raises BadHandle if no vLLM engine has made it, or if its KV is not
+    that of the first of these tokens, `least` of them at least.
+    """
     try:
         params = msgspec.msgpack.decode(handle)
     except msgspec.DecodeError as e:
@@ -137,6 +149,12 @@ def decode_handle(handle: bytes) -> dict[str, Any]:
         )
     if wrong := fault(params):
         raise BadHandle(f"not a KV handle of a vLLM engine: {wrong}")
+    try:
+        fits = is_of(params, tokens, least)
+    except OverflowError as e:
+        raise BadHandle(f"the prompt has a number that is no token: {e}") from e
+    if not fits:
+        raise BadHandle("the handle names the KV of another prompt")
     return params
 
 

@@ -61,7 +61,7 @@ hung then does not make its tier useless for a minute.
 """
 
 MANY = 8
-"""ASSUMPTION: transfers in flight, of each kind that a curve counts, at which two curves are compared."""
+"""ASSUMPTION: transfers in flight, of each kind that a curve counts, at which two curves are compared and shown."""
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
@@ -392,6 +392,9 @@ class RouterNetwork:
             found[f"network_tier{tier}_congestion"] = c
         for tier, bytes_per_s in self.estimator.by_tier(self._pairs).items():
             found[f"network_tier{tier}_estimated_bytes_per_second"] = bytes_per_s
+        for (form, tier, flying), slowdown in _slowdowns(oracle.contention).items():
+            found[f"network_tier{tier}_slowdown_{form}_{flying}"] = slowdown
+            found[f"network_tier{tier}_slowdown_transfers"] = float(oracle.contention[form][tier].transfers)
         return found
 
 

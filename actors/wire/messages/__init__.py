@@ -25,7 +25,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     router  -> autoscaler    FleetObserved, ScaleAsked, SetLogs
     autoscaler  -> router    Assign, LeadsTold, ScaleAnswered, Standby
     observer -> router  Observing, Admin
-    router  -> observer Fleet, FleetStatus, PathsSeen, AdminAnswer
+    router  -> observer Fleet, FleetStatus, PathsSeen, AdminAnswer, SetLogs
     ingress -> observer IngressObserved
 
 Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came

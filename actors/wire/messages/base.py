@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 MAX_COUNT = 2**53
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
@@ -56,8 +56,8 @@ class Ping(Wire, frozen=True):
 
 
 class SetLogs(Wire, frozen=True):
-    """Router -> ingress, engine and autoscaler: write lines of `logger` and of those below it ("": all) from `level`
-    on, and access lines or none; what is None stays as it is. It holds until the process ends.
+    """Router -> ingress, engine, autoscaler and observer: write lines of `logger` and of those below it ("": all) from
+    `level` on, and access lines or none; what is None stays as it is. It holds until the process ends.
     """
 
     level: str | None = None

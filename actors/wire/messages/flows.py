@@ -107,17 +107,20 @@ class Beat(Wire, frozen=True):
 class BatchArrived(Wire, frozen=True):
     """Agent -> coordinator: flows of the prefill step `batch` were submitted to this agent. Of a flow that was named
     before, `size` and `due_s` are what is left now.
+
+    `bytes_per_s` has for each flow what the agent has learned of its two ports, B(1-rho) of the slower one.
     """
 
     batch: str
     flows: tuple[Flow, ...]
+    bytes_per_s: tuple[float, ...]
 
 
 class BatchLeft(Wire, frozen=True):
-    """Agent -> coordinator: the last flow of `requests` of a batch has ended at this agent."""
+    """Agent -> coordinator: flows of a batch have ended at this agent; their ids."""
 
     batch: str
-    requests: tuple[str, ...]
+    flows: tuple[str, ...]
 
 
 class FlowOrder(Wire, frozen=True):

@@ -1,7 +1,8 @@
 """The ingress replica's own listener on the public port, inside a loop that already runs.
 
 uvicorn's `Server` accepts connections and holds the TLS context and the Date header. Its main loop and signal handlers
-are left out, because the process belongs to Ray (or a test). Connections speak the fast protocol (`protocol.py`). With
+are left out, because the process belongs to Ray (or a test). Connections with TLS are accepted by a `TlsDoor`
+(`handshakes.py`), which counts them before their handshakes. Connections speak the fast protocol (`protocol.py`). With
 `fast` off, uvicorn's own protocol drives the ASGI application, as in Serve's proxy: that is slower and gives equal
 answers. `/version` names the protocol in use.
 """
@@ -20,6 +21,7 @@ import uvicorn
 from actors import garbage, no_memory
 from app.ingress.asgi import OBSERVED, IngressApp
 from app.ingress.http.crowd import Crowd
+from app.ingress.http.handshakes import HANDSHAKE_S, TlsDoor
 from app.ingress.http.hosts import permits
 from app.ingress.http.memory import SharedBytes
 from app.ingress.http.protocol import Bounds, FastHttpProtocol, cut_slow
@@ -47,7 +49,8 @@ FLUSH_POLL_S = 0.02
 class ListenerConfig:
     """Address and limits of a listener. Port 0 picks a free port; TLS needs both files.
 
-    With `reuse_port` several replicas share a port. A request must arrive within `request_read_s`.
+    With `reuse_port` several replicas share a port. A request must arrive within `request_read_s`, and a TLS handshake
+    must end within `handshake_s`.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +61,7 @@ class ListenerConfig:
     backlog: int = 2048
     keep_alive_s: float = 75.0
     request_read_s: float = 30.0
+    handshake_s: float = HANDSHAKE_S
     fast: bool = True
 
     def __post_init__(self) -> None:
@@ -65,8 +69,8 @@ class ListenerConfig:
             raise ValueError(f"listener: port must be 0 to 65535, got {self.port}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("listener: tls_cert and tls_key belong together")
-        if self.keep_alive_s <= 0 or self.request_read_s <= 0:
-            raise ValueError("listener: keep_alive_s and request_read_s must be > 0")
+        if min(self.keep_alive_s, self.request_read_s, self.handshake_s) <= 0:
+            raise ValueError("listener: keep_alive_s, request_read_s and handshake_s must be > 0")
 
 
 class Listener:
@@ -84,6 +88,7 @@ class Listener:
         self._config = config
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
+        self._door: TlsDoor | None = None
         self._ticker: asyncio.Task[None] | None = None
         self.port = config.port
 
@@ -94,6 +99,7 @@ class Listener:
         permitted = permits(config.host, self._app.config.allowed_hosts)
         limits, refused = self._app.config, self._app.metrics.listener_refused
         max_connections = _affordable(limits.max_connections)
+        crowd = Crowd(max_connections, min(max_connections, limits.max_connections_per_address), refused)
         fast_protocol = partial(
             FastHttpProtocol,
             dispatch=self._dispatch,
@@ -102,9 +108,7 @@ class Listener:
                 slow_client_bytes=limits.slow_client_bytes,
                 memory=self._app.request_memory,
                 unread=SharedBytes(limits.max_unread_bytes, cut_slow),
-                crowd=Crowd(
-                    max_connections, min(max_connections, limits.max_connections_per_address), refused
-                ),
+                crowd=crowd,
                 observed=OBSERVED,
                 permits=permitted,
                 admit=self._app.admit_head,
@@ -124,9 +128,15 @@ class Listener:
         )
         server = uvicorn_server(settings)
         await server.on_tick(0)
-        await server.startup([sock])
+        await server.startup([sock] if settings.ssl is None else [])
         # the kernel's queue is longer than what is accepted at once
         sock.listen(config.backlog)
+        if settings.ssl is not None:
+            make = partial(_connection, server)
+            self._door = TlsDoor(
+                sock, settings.ssl, crowd, make, refused, config.handshake_s, ACCEPTED_AT_ONCE
+            )
+            self._door.open()
         garbage.settle()
         no_memory.watch()
         self._server = server
@@ -143,11 +153,15 @@ class Listener:
         await self._accept_waiting()
         for one in server.servers:
             one.close()
+        if self._door is not None:
+            self._door.close()
         if drain_s > 0:
             await self._app.drain(drain_s)
         # the last output of each answer is written at the end of this iteration
         await asyncio.sleep(0)
         self._ticker.cancel()
+        if self._door is not None:
+            await self._door.end_handshakes(FLUSH_S)
         for connection in list(server.server_state.connections):
             connection.shutdown()
         await self._flushed(server)
@@ -191,6 +205,13 @@ class Listener:
             except Exception:  # a bug; the sweep goes on
                 self._app.metrics.internal_errors.inc()
                 log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
+
+
+def _connection(server: uvicorn.Server) -> asyncio.Protocol:
+    """Returns the protocol of a new connection, as uvicorn's `Server` makes it."""
+    config = server.config
+    make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+    return make(config=config, server_state=server.server_state, app_state=server.lifespan.state)
 
 
 def _affordable(max_connections: int) -> int:

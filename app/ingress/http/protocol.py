@@ -135,14 +135,21 @@ class FastHttpProtocol(asyncio.Protocol):
     # ---------------------------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        crowd = self._bounds.crowd
+        address = address_of(transport.get_extra_info("peername"))
+        crowded = crowd.enter(address)
+        self.begin(transport, address, crowded)
+        if crowded is not None and not crowd.has_spare(crowded, address):
+            transport.abort()  # type: ignore[attr-defined]
+
+    def begin(self, transport: asyncio.BaseTransport, address: str | None, crowded: Reason | None) -> None:
+        """Takes a connection that `crowd` has counted under `address`, and that is beyond the limit `crowded`, if any.
+        The end of the connection is counted here.
+        """
         self.transport = transport  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[attr-defined]
         self._server.connections.add(self)
-        crowd = self._bounds.crowd
-        self._address = address_of(transport.get_extra_info("peername"))
-        self._crowded = crowd.enter(self._address)
-        if self._crowded is not None and not crowd.has_spare(self._crowded, self._address):
-            transport.abort()  # type: ignore[attr-defined]
+        self._address, self._crowded = address, crowded
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = self._closing = True
@@ -435,24 +442,27 @@ class FastHttpProtocol(asyncio.Protocol):
         if self._current is not None or (self._waiting and not self._paused):
             self._sweep_behind(period_s, request_s)
             return
-        if self._paused and self._has_read():
+        # too few bytes to pause the writer would keep a closed transport open as well
+        unread = self._paused or self.transport.get_write_buffer_size() > 0
+        if unread and self._has_read():
             self._sweeps = 0
-        slow = self._in_request or self._paused
-        lingers = (self._closing and not self._paused) or self._crowded is not None
+        slow = self._in_request or unread
+        lingers = (self._closing and not unread) or self._crowded is not None
         limit_s = LINGER_S if lingers else request_s if slow else idle_s
         self._sweeps += 1  # the first sweep may come at once
         if (self._sweeps - 1) * period_s > limit_s:
             if self._in_request:
                 self._bounds.refused("late")
                 self._let_go()
-            self.transport.abort() if self._paused else self.transport.close()
+            self.transport.abort() if unread else self.transport.close()
 
     def _has_read(self) -> bool:
         """Returns whether the client has read some of its answer since the last sweep. What the kernel holds counts,
         since it frees our buffer in lumps of megabytes.
         """
         assert self.transport is not None
-        self._count_unread()
+        if self._paused:
+            self._count_unread()
         before = self._left_bytes
         self._left_bytes = self.transport.get_write_buffer_size() + queued_bytes(self.transport)
         return self._left_bytes < before

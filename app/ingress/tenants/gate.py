@@ -10,7 +10,8 @@ Everything runs in the event loop, but for the reading of the key file and the w
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ FIRST_ANSWER_TOKENS = 512
 of a chat's answer; what an answer has beyond what was held is settled at its end."""
 ANSWER_WEIGHT = 0.1
 """Weight of the last answer in a key's mean length of answers. ASSUMPTION: some ten answers are remembered."""
+MAX_UNSETTLED = 16_384
+"""Most reservations that are settled later because Redis has failed; the oldest ones expire in it first. ASSUMPTION:
+four times the requests that a replica has under way by default, at 0.3 kB each."""
 SETTLE_MARGIN_S = 60.0
 """Seconds beyond the longest request after which Redis gives back what nobody has settled."""
 
@@ -123,6 +127,8 @@ class Gate:
         self._store_down_until_s: float | None = None
         self._store_error: str | None = None
         self._settling: set[asyncio.Task[None]] = set()
+        # with the tokens that were used; Redis may know of them already
+        self._unsettled: deque[tuple[SharedReservation, int]] = deque(maxlen=MAX_UNSETTLED)
         self._usage: LineLog | None = None
         if config.usage_log:
             folder, count = Path(config.usage_log), counting(metrics.usage_lines)
@@ -223,6 +229,8 @@ class Gate:
         try:
             held, meters = await self._shared.reserve(caller.key_id, caller.limits, need)
         except StoreDownError as error:
+            if error.unsure is not None:
+                self._unsettled.append((error.unsure, 0))
             self._store_failed(error)
             return self.admit_here(caller, plan, prompts)
         self._store_answered()
@@ -247,9 +255,7 @@ class Gate:
         if isinstance(held, Reservation):
             self._ledger.settle(held, used_tokens, time.monotonic(), self.share)
             return
-        task = asyncio.get_running_loop().create_task(self._settle_shared(held, used_tokens))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._in_background(self._settle_shared(held, used_tokens))
 
     def status(self) -> dict[str, Any]:
         """Returns what `/sluice/status` shows: how many keys there are and who enforces their limits."""
@@ -312,7 +318,25 @@ class Gate:
         try:
             await self._shared.settle(held, tokens)
         except StoreDownError as error:
+            self._unsettled.append((held, tokens))
             self._store_failed(error)
+
+    async def _settle_again(self) -> None:
+        """Settles what could not be settled, until Redis fails again."""
+        assert self._shared is not None
+        while self._unsettled:
+            held, tokens = self._unsettled.popleft()
+            try:
+                await self._shared.settle(held, tokens, again=True)
+            except StoreDownError as error:
+                self._unsettled.appendleft((held, tokens))
+                self._store_failed(error)
+                return
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
     def _store_failed(self, error: StoreDownError) -> None:
         self._metrics.quota_store_errors.inc()
@@ -324,6 +348,8 @@ class Gate:
     def _store_answered(self) -> None:
         if self._store_error is not None:
             log.info("the Redis of the quotas answers again")
+            # without it a key would hold what has ended until it expires, which is minutes
+            self._in_background(self._settle_again())
         self._store_error = self._store_down_until_s = None
 
 

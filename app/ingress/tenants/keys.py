@@ -102,7 +102,8 @@ class Keys(_Record):
     """The whole content of a key file."""
 
     version: Literal[1] = 1
-    salt_secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64,}$")]
+    # whole bytes
+    salt_secret: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,}$")]
     keys: tuple[Key, ...] = ()
 
     @model_validator(mode="after")

@@ -1,8 +1,13 @@
 """The accounts of all keys in a Redis that the ingress replicas share, so that their limits hold exactly over all.
 
 It is `ledger` with a share of 1, in scripts that Redis runs whole, one after another, on its own clock. Each account is
-a hash (what is spent of requests and tokens, and when that was so) and a sorted set of what is held, one member for
-each running request. A member expires, so a replica that dies gives back what its requests held.
+a hash (what is spent of requests and tokens, and when that was so), a sorted set of what is held, one member for each
+running request, and a hash with the sums of these members. A member expires, so a replica that dies gives back what its
+requests held.
+
+A reservation reads the sums and the members that have expired, so its time does not grow with what a key holds. The
+sums know of how many members they are. If that is another number than the set's, because Redis has evicted one of the
+two or a replica of an earlier version has written to the set, they are added up again.
 """
 
 import itertools
@@ -47,11 +52,23 @@ _RESERVE = (
     + """
 local rpm, tpm, parallel = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local sequences, tokens, member, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-local running, held = 0, 0
-for _, m in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local s, t = string.match(m, ':(%d+):(%d+)$')
-  running, held = running + s, held + t
+local sums = redis.call('HMGET', KEYS[3], 'members', 'running', 'held')
+local members, running, held = tonumber(sums[1]) or 0, tonumber(sums[2]) or 0, tonumber(sums[3]) or 0
+local function count(found, sign)
+  for _, m in ipairs(found) do
+    local s, t = string.match(m, ':(%d+):(%d+)$')
+    members, running, held = members + sign, running + sign * s, held + sign * t
+  end
+  return #found > 0
+end
+local changed = false
+if members ~= redis.call('ZCARD', KEYS[2]) then
+  members, running, held, changed = 0, 0, 0, true
+  count(redis.call('ZRANGE', KEYS[2], 0, -1), 1)
+end
+if count(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now), -1) then
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+  changed = true
 end
 local rs, ts = 0, 0
 if rpm then rs = spent('requests', rpm) end
@@ -74,7 +91,11 @@ else
   end
   redis.call('ZADD', KEYS[2], now + ttl, member)
   redis.call('EXPIRE', KEYS[2], ttl + 60)
-  held = held + tokens
+  members, running, held, changed = members + 1, running + sequences, held + tokens, true
+end
+if changed then
+  redis.call('HSET', KEYS[3], 'members', members, 'running', running, 'held', held)
+  redis.call('EXPIRE', KEYS[3], ttl + 60)
 end
 return {refused, used, string.format('%.6f', wait), string.format('%.6f', rs), string.format('%.6f', ts), held}
 """
@@ -83,16 +104,18 @@ return {refused, used, string.format('%.6f', wait), string.format('%.6f', rs), s
 _SETTLE = (
     _COMMON
     + """
-redis.call('ZREM', KEYS[2], ARGV[3])
+local ended = redis.call('ZREM', KEYS[2], ARGV[3]) == 1
+if ended and redis.call('EXISTS', KEYS[3]) == 1 then
+  local s, t = string.match(ARGV[3], ':(%d+):(%d+)$')
+  redis.call('HINCRBY', KEYS[3], 'members', -1)
+  redis.call('HINCRBY', KEYS[3], 'running', -s)
+  redis.call('HINCRBY', KEYS[3], 'held', -t)
+end
 local tpm = tonumber(ARGV[2])
-if tpm then spend('tokens', spent('tokens', tpm) + tonumber(ARGV[4])) end
+if tpm and (ended or ARGV[5] ~= '1') then spend('tokens', spent('tokens', tpm) + tonumber(ARGV[4])) end
 return 0
 """
 )
-
-
-class StoreDownError(Exception):
-    """Redis does not answer, or not as it should."""
 
 
 class SharedReservation(NamedTuple):
@@ -101,6 +124,12 @@ class SharedReservation(NamedTuple):
     key_id: str
     limits: Limits
     member: str
+
+
+class StoreDownError(Exception):
+    """Redis does not answer, or not as it should. `unsure` is a reservation that it may have made all the same."""
+
+    unsure: SharedReservation | None = None
 
 
 class SharedLedger:
@@ -122,14 +151,18 @@ class SharedLedger:
     ) -> tuple[SharedReservation | Refusal, Meters]:
         """Holds what a request may use, or returns why it does not fit, with the states of the limits afterwards.
 
-        `now_s` stands for Redis's clock. Raises StoreDownError.
+        `now_s` stands for Redis's clock. Raises StoreDownError, which has the reservation.
         """
         member = f"{self._me}-{next(self._numbers)}:{need.sequences}:{need.tokens}"
         given = [
             *(_number(value) for value in (now_s, limits.requests_per_min, limits.tokens_per_min, limits.parallel)),
             need.sequences, need.tokens, member, self._most_s,
         ]  # fmt: skip
-        refused, used, wait, *state = await self._call(self._reserve, key_id, given)
+        try:
+            refused, used, wait, *state = await self._call(self._reserve, key_id, given)
+        except StoreDownError as error:
+            error.unsure = SharedReservation(key_id, limits, member)
+            raise
         meters = _meters(limits, *(float(value) for value in state))
         if not refused:
             return SharedReservation(key_id, limits, member), meters
@@ -139,9 +172,15 @@ class SharedLedger:
         wait_s = float(wait)
         return Refusal(limit, most, used, asked, None if wait_s < 0 else wait_s), meters
 
-    async def settle(self, held: SharedReservation, used_tokens: int, now_s: float | None = None) -> None:
-        """Ends a reservation, of which `used_tokens` were used. Raises StoreDownError."""
-        given = [_number(now_s), _number(held.limits.tokens_per_min), held.member, used_tokens]
+    async def settle(
+        self, held: SharedReservation, used_tokens: int, now_s: float | None = None, again: bool = False
+    ) -> None:
+        """Ends a reservation, of which `used_tokens` were used. With `again`, after a call that has failed and may have
+        been carried out all the same, nothing happens if the reservation has ended. Raises StoreDownError.
+        """
+        given = [
+            _number(now_s), _number(held.limits.tokens_per_min), held.member, used_tokens, int(again),
+        ]  # fmt: skip
         await self._call(self._settle, held.key_id, given)
 
     async def close(self) -> None:
@@ -149,8 +188,9 @@ class SharedLedger:
         await self._redis.aclose()
 
     async def _call(self, script: Any, key_id: str, given: list[Any]) -> Any:
-        # the braces keep both keys on one node of a cluster
-        keys = [f"sluice:quota:{{{key_id}}}", f"sluice:quota:{{{key_id}}}:held"]
+        # the braces keep all keys of an account on one node of a cluster
+        account = f"sluice:quota:{{{key_id}}}"
+        keys = [account, f"{account}:held", f"{account}:sums"]
         try:
             return await script(keys=keys, args=given)
         except (RedisError, OSError, TimeoutError) as error:

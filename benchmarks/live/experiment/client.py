@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.certificates import pinned
 from benchmarks.live.experiment.requests import Planned, body_of
 from benchmarks.live.load import StreamConnection
 from benchmarks.live.sse import StreamReader
@@ -100,7 +101,7 @@ class Client:
             raise ValueError(f"{url!r} is no URL of a server: write http://HOST:PORT")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (pinned(url) or ssl.create_default_context()) if parts.scheme == "https" else None
         self._model, self._name, self._ended = model, name, ended
         self._head = [
             f"POST {parts.path.rstrip('/').removesuffix('/v1')}{PATH} HTTP/1.1",

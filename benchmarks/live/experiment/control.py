@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 import psutil
 
+from benchmarks import certificates
 from benchmarks.live.experiment.plan import Action, Arm, Plan, Policies, shown
 from sluice import NotFoundError, Sluice, SluiceError, Timeouts
 from sluice._admin_key import key_of_this_machine
@@ -37,20 +38,29 @@ class RefusedOrderError(ControlError):
 class Control:
     """The controls of one application: `url` is its public port, `dashboard` the address of its page, if it has one.
 
-    `key` is an admin key; without one SLUICE_ADMIN_KEY or the key file of this machine counts.
+    `key` is an admin key; without one SLUICE_ADMIN_KEY or the key file of this machine counts, and is in `key` then.
     """
 
     def __init__(self, url: str | None, key: str | None = None, dashboard: str | None = None) -> None:
-        self.client = Sluice(url, admin_key=key, timeouts=LIMITS)
+        self._told = certificates.client(url)
+        self.client = Sluice(url, admin_key=key, timeouts=LIMITS, http_client=self._told)
         self.url = self.client.base_url
         self.dashboard = None if dashboard is None else dashboard.rstrip("/")
-        self._key = key or os.environ.get("SLUICE_ADMIN_KEY") or key_of_this_machine(self.url)
-        self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
+        self.key = key or os.environ.get("SLUICE_ADMIN_KEY") or key_of_this_machine(self.url)
+        self._http = self.of_dashboard()
 
     def close(self) -> None:
         """Ends all connections."""
         self.client.close()
         self._http.close()
+        if self._told is not None:
+            self._told.close()
+
+    def of_dashboard(self) -> httpx.Client:
+        """Returns a new client that asks the dashboard, with the key."""
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        trust = certificates.pinned(self.dashboard) or True
+        return httpx.Client(headers=headers, verify=trust, timeout=ANSWER_S, trust_env=False)
 
     # -------------------------------------------------------------------------------------------------- before a run
 
@@ -84,7 +94,7 @@ class Control:
         available = self.client.policies().available
         changes = [a.policy for a in plan.actions] + [arm.policy for arm in plan.arms.values()]
         for change in changes:
-            for stage in ("prefill", "decode", "flow"):
+            for stage in Policies.STAGES:
                 choice = None if change is None else getattr(change, stage)
                 if choice is None:
                     continue
@@ -132,7 +142,7 @@ class Control:
         changes = [a.policy for a in plan.actions] + [arm.policy for arm in plan.arms.values()]
         bodies = [change.body() for change in changes if change is not None]
         found: dict[str, Any] = {}
-        for stage in ("prefill", "decode", "flow"):
+        for stage in Policies.STAGES:
             policy = getattr(now, stage)
             if policy is not None and any(stage in body for body in bodies):
                 found[stage] = {"name": policy.name, "params": policy.params}
@@ -194,11 +204,8 @@ class Control:
         RefusedOrderError, or ControlError if the dashboard cannot be reached.
         """
         assert self.dashboard is not None
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            answer = self._http.put(
-                f"{self.dashboard}/api/engines/{quote(engine, safe='')}", json=dict(body), headers=headers
-            )
+            answer = self._http.put(f"{self.dashboard}/api/engines/{quote(engine, safe='')}", json=dict(body))
         except httpx.HTTPError as error:
             raise ControlError(f"the dashboard at {self.dashboard} cannot be reached: {error}") from error
         if answer.status_code >= 400:
@@ -241,7 +248,7 @@ class Control:
     def _restore_policy(self, policy: Mapping[str, Any]) -> list[str]:
         now = self.client.policies()
         change: dict[str, Any] = {}
-        for stage in ("prefill", "decode", "flow"):
+        for stage in Policies.STAGES:
             current = getattr(now, stage)
             wanted = policy.get(stage)
             if wanted and (
@@ -303,7 +310,7 @@ class Control:
 def _policy_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a change of policies as arguments of the SDK's `set_policies`."""
     found: dict[str, Any] = {}
-    for stage in ("prefill", "decode", "flow"):
+    for stage in Policies.STAGES:
         choice = body.get(stage)
         if isinstance(choice, str):
             found[stage] = choice

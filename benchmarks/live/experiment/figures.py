@@ -1,5 +1,8 @@
 """The figures of trials: attainment, goodput, TTFT, TPOT, engine-hours; series by time; and comparisons of columns.
 
+Engine time counts every engine that is held: what serves, stands by warm, drains, or is sick. It is what a fleet costs.
+Engine time serving, beside it, counts the engines of active duty that are ready or quarantined.
+
 A column is an arm of a run, or a run without arms. Its value is the mean over its trials. The difference from the first
 column has a 95 % interval, made in one of two ways, which `basis` names:
 
@@ -49,12 +52,13 @@ class Trialled:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a trial, or all of it: the requests that were to be sent in it, its length, its share of the trial, and
-    the mean number of engines that served, where that is known.
+    the mean numbers of engines that were held and that served, where they are known.
     """
 
     requests: Sequence[Sent]
     seconds: float
-    engines: float | None
+    held: float | None = None
+    serving: float | None = None
     share: float = 1.0
 
 
@@ -111,8 +115,20 @@ def _failed(part: Part) -> Ratio:
     return float(sum(one.problem is not None for one in part.requests)), float(len(part.requests))
 
 
-def _engine_hours(part: Part) -> Ratio:
-    return (0.0, 0.0) if part.engines is None else (part.engines * part.seconds / HOUR_S, part.share)
+def _hours(engines: Callable[[Part], float | None]) -> Callable[[Part], Ratio]:
+    def ratio(part: Part) -> Ratio:
+        mean = engines(part)
+        return (0.0, 0.0) if mean is None else (mean * part.seconds / HOUR_S, part.share)
+
+    return ratio
+
+
+def _held(part: Part) -> float | None:
+    return part.held
+
+
+def _serving(part: Part) -> float | None:
+    return part.serving
 
 
 def _mean(times: Callable[[Sent], float | None]) -> Callable[[Part], Ratio]:
@@ -147,13 +163,14 @@ FIGURES = (
     Figure("tpot_p95_s", "TPOT p95", "ms", 1e3, None, _tpot_s, 0.95),
     Figure("e2e_p50_s", "e2e p50", "ms", 1e3, None, _e2e_s, 0.5),
     Figure("e2e_p95_s", "e2e p95", "ms", 1e3, None, _e2e_s, 0.95),
-    Figure("engine_hours", "engine time", "engine-h", 1.0, _engine_hours),
+    Figure("engine_hours", "engine time", "engine-h", 1.0, _hours(_held)),
+    Figure("serving_hours", "engine time serving", "engine-h", 1.0, _hours(_serving)),
 )
 
 
 def whole(trialled: Trialled) -> Part:
     """Returns a trial as one part."""
-    return Part(trialled.requests, trialled.load_s, _engines(trialled.samples, 0.0, trialled.load_s))
+    return _part(trialled, trialled.requests, 0.0, trialled.load_s)
 
 
 def blocks(trialled: Trialled) -> list[Part]:
@@ -163,19 +180,23 @@ def blocks(trialled: Trialled) -> list[Part]:
     for one in trialled.requests:
         found[min(int(one.planned_s / length_s), BLOCKS - 1)].append(one)
     return [
-        Part(
-            requests,
-            length_s,
-            _engines(trialled.samples, i * length_s, (i + 1) * length_s),
-            1.0 / BLOCKS,
-        )
+        _part(trialled, requests, i * length_s, (i + 1) * length_s, 1.0 / BLOCKS)
         for i, requests in enumerate(found)
     ]
 
 
-def _engines(samples: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> float | None:
-    """Returns the mean number of serving engines in the samples of a time, or in the nearest one if there is none."""
-    seen = [(s["at_s"], s["engines_active"]) for s in samples if s.get("engines_active") is not None]
+def _part(
+    trialled: Trialled, requests: Sequence[Sent], start_s: float, end_s: float, share: float = 1.0
+) -> Part:
+    held, serving = (
+        _mean_of(name, trialled.samples, start_s, end_s) for name in ("engines_held", "engines_active")
+    )
+    return Part(requests, end_s - start_s, held, serving, share)
+
+
+def _mean_of(name: str, samples: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> float | None:
+    """Returns the mean of a number in the samples of a time, or the one in the nearest sample if there is none."""
+    seen = [(s["at_s"], s[name]) for s in samples if s.get(name) is not None]
     if not seen:
         return None
     inside = [n for at_s, n in seen if start_s <= at_s < end_s]
@@ -379,7 +400,7 @@ def _seen(times: Sequence[float], requests: Sequence[Sent]) -> dict[str, list[fl
         found["errors_per_s"].append(float(sum(one.problem is not None for one in second)))
         found["tokens_per_s"].append(float(sum(one.output_tokens for one in second if one.problem is None)))
         for name in classes:
-            part = Part([one for one in window if one.request_class == name], QUANTILE_WINDOW_S, None)
+            part = Part([one for one in window if one.request_class == name], QUANTILE_WINDOW_S)
             found[f"attainment/{name}"].append(FIGURES[0].of(part))
             for label, of in (("ttft", _ttft_s), ("tpot", _tpot_s), ("e2e", _e2e_s)):
                 for text, q in (("p50", 0.5), ("p95", 0.95)):

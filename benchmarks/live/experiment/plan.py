@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -180,18 +180,24 @@ class Load(_Strict):
 
 
 class Policies(_Strict):
-    """A change of the router's policies, as `sluice policy set` makes it: names, or names with parameters."""
+    """A change of the router's policies, as `sluice policy set` makes it: names, or names with parameters. `STAGES` are
+    the policies beside the dispatcher's limits.
+    """
+
+    STAGES: ClassVar[tuple[str, ...]] = ("prefill", "decode", "admission", "fairness", "flow")
 
     prefill: str | dict[str, Any] | None = None
     decode: str | dict[str, Any] | None = None
+    admission: str | dict[str, Any] | None = None
+    fairness: str | dict[str, Any] | None = None
     flow: str | dict[str, Any] | None = None
     dispatch: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.body():
-            raise ValueError("give prefill, decode, flow or dispatch")
-        for stage in ("prefill", "decode", "flow"):
+            raise ValueError(f"give {', '.join(self.STAGES)} or dispatch")
+        for stage in self.STAGES:
             choice = getattr(self, stage)
             if isinstance(choice, dict) and not (
                 isinstance(choice.get("name"), str) and set(choice) <= {"name", "params"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.live.experiment.control import ANSWER_S, Control
+from benchmarks.live.experiment.control import Control
 from sluice import SluiceError
 from sluice._metrics import Metrics, parse_metrics
 from sluice.types import EngineStatus, Status
@@ -33,6 +33,7 @@ GAUGES = (
     "kv_usage_max",
     "engines_active",
     "engines_warm",
+    "engines_held",
 )
 
 
@@ -41,7 +42,7 @@ class Sampler:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
+        self._http = control.of_dashboard()
         self._before: tuple[float, dict[str, float]] | None = None
 
     def close(self) -> None:
@@ -56,10 +57,12 @@ class Sampler:
         except SluiceError as error:
             found["error"] = str(error)
         try:
-            totals = {name: _total(self._metrics(), counter) for name, counter in COUNTERS.items()}
+            metrics = self._metrics()
         except (SluiceError, httpx.HTTPError) as error:
-            found["error"] = str(error)
+            # httpx adds a line with the address of a page about the status
+            found["error"] = str(error).partition("\n")[0]
             return found
+        totals = {name: _total(metrics, counter) for name, counter in COUNTERS.items()}
         if self._before is not None:
             then_s, before = self._before
             found |= rates(before, totals, now_s - then_s)
@@ -101,6 +104,7 @@ def gauges(status: Status) -> dict[str, Any]:
         "kv_usage_max": max(usage, default=None),
         "engines_active": len(serving),
         "engines_warm": sum(e.duty == "warm" and e.state == "ready" for e in status.engines),
+        "engines_held": sum(e.state != "down" for e in status.engines),
     }
 
 

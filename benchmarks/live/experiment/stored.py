@@ -47,16 +47,15 @@ def load(store: RunStore, run_id: str) -> Run:
     folder, whole = store.path(run_id), store.read(run_id)
     made = whole.get("trials") or []
     load_s = float((whole.get("plan") or {}).get("duration_s") or 0.0)
-    # a run that was killed has noted no trials: they follow from what it has written
     rows = list(_lines(folder / REQUESTS))
     samples = list(_lines(folder / SAMPLES))
-    if not made and (rows or samples):
-        labels = (whole.get("plan") or {}).get("trials") or [""]
-        numbers = sorted({row["trial"] for row in (*rows, *samples)})
-        phases = (whole.get("plan") or {}).get("phases") or []
-        load_s = max((phase["to_s"] for phase in phases), default=load_s)
-        made = [_guessed(labels, number, load_s) for number in range(numbers[-1] + 1)]
     try:
+        # a run that runs, or was killed, has noted no trials: they follow from what it has written
+        if not made and (rows or samples):
+            labels = (whole.get("plan") or {}).get("trials") or [""]
+            phases = (whole.get("plan") or {}).get("phases") or []
+            load_s = max((phase["to_s"] for phase in phases), default=load_s)
+            made = _guessed(labels, rows, samples, load_s)
         trials = [
             Trialled(Trial(one["arm"], one["repeat"]), one["began_s"], one["load_s"] or 1.0) for one in made
         ]
@@ -71,15 +70,29 @@ def load(store: RunStore, run_id: str) -> Run:
     return Run(whole, store.text(run_id), trials, list(_lines(folder / ACTIONS)))
 
 
-def _guessed(labels: Sequence[str], number: int, load_s: float) -> dict[str, Any]:
-    label = labels[number] if number < len(labels) else ""
-    arm, _, repeat = label.rpartition(" ")
-    return {
-        "arm": arm,
-        "repeat": int(repeat) - 1 if repeat.isdigit() else 0,
-        "began_s": 0.0,
-        "load_s": load_s,
-    }
+def _guessed(
+    labels: Sequence[str], rows: Sequence[dict[str, Any]], samples: Sequence[dict[str, Any]], load_s: float
+) -> list[dict[str, Any]]:
+    """Returns the trials of which there are requests or samples, and those before them, as a run notes them.
+
+    A trial began at the time of its first sample less the sample's age in the trial; one that was not sampled, when the
+    load before it had ended.
+    """
+    began_s: dict[int, float] = {}
+    for sample in samples:
+        began_s.setdefault(sample["trial"], sample["t"] - sample["at_s"])
+    found: list[dict[str, Any]] = []
+    for number in range(max(row["trial"] for row in (*rows, *samples)) + 1):
+        arm, _, repeat = (labels[number] if number < len(labels) else "").rpartition(" ")
+        found.append(
+            {
+                "arm": arm,
+                "repeat": int(repeat) - 1 if repeat.isdigit() else 0,
+                "began_s": began_s.get(number, found[-1]["began_s"] + load_s if found else 0.0),
+                "load_s": load_s,
+            }
+        )
+    return found
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

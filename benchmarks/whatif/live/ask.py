@@ -7,15 +7,17 @@ for each second that was watched (`scaled` is its prior).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import numpy as np
 
+from benchmarks import certificates
 from benchmarks.whatif.live import requests as live_requests
 from benchmarks.whatif.live.errors import FromLiveError
 from benchmarks.whatif.live.requests import Seen
@@ -59,20 +61,17 @@ def collect(
 
     `say` gets the share of the time that has passed and what is being done.
     """
-    with Sluice(url, admin_key=key, timeouts=Timeouts(3.0, 15.0, 30.0)) as client:
-        given = key or os.environ.get("SLUICE_ADMIN_KEY") or key_of_this_machine(client.base_url)
-        headers = {} if given is None else {"authorization": f"Bearer {given}"}
-        with httpx.Client(base_url=client.base_url, headers=headers, timeout=15.0, trust_env=False) as http:
-            policies = client.policies()
-            try:
-                scaling: dict[str, Any] | None = client.scaling().model_dump()
-            except NotFoundError:
-                scaling = None
-            watched = _watch(http, watch_s, say)
-            transfers = tuple(
-                _total(client, f"sluice_kv_transfer{name}_total") for name in ("s", "_bytes", "_seconds")
-            )
-            learns = _total(client, "sluice_router_predictor_outcomes_total") > 0
+    with _connected(url, key) as (client, http):
+        policies = client.policies()
+        try:
+            scaling: dict[str, Any] | None = client.scaling().model_dump()
+        except NotFoundError:
+            scaling = None
+        watched = _watch(http, watch_s, say)
+        transfers = tuple(
+            _total(client, f"sluice_kv_transfer{name}_total") for name in ("s", "_bytes", "_seconds")
+        )
+        learns = _total(client, "sluice_router_predictor_outcomes_total") > 0
     requests, kv_bytes, source, problems = live_requests.latest(watched.journal, watched.events, minutes)
     facts = watched.facts
     return Live(
@@ -88,6 +87,22 @@ def collect(
         learns,
         problems,
     )
+
+
+@contextlib.contextmanager
+def _connected(url: str | None, key: str | None) -> Iterator[tuple[Sluice, httpx.Client]]:
+    """A context with the SDK's client, and with one for endpoints that the SDK does not have."""
+    limits, trust = Timeouts(3.0, 15.0, 30.0), certificates.pinned(url)
+    with (
+        certificates.client(url) or contextlib.nullcontext() as told,
+        Sluice(url, admin_key=key, timeouts=limits, http_client=told) as client,
+    ):
+        given = key or os.environ.get("SLUICE_ADMIN_KEY") or key_of_this_machine(client.base_url)
+        headers = {} if given is None else {"authorization": f"Bearer {given}"}
+        with httpx.Client(
+            base_url=client.base_url, headers=headers, verify=trust or True, timeout=15.0, trust_env=False
+        ) as http:
+            yield client, http
 
 
 def _total(client: Sluice, name: str) -> float:

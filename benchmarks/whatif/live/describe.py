@@ -10,6 +10,7 @@ for all).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,15 +46,28 @@ class Described:
         """Writes the three files into `folder` and returns the path of the first."""
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / WORKLOAD, self.workload)
-        write_text(
-            folder / MEASURED, json.dumps({"measured": self.measured, "facts": self.facts}, indent=1) + "\n"
-        )
+        measured_of = fingerprint(self.text, self.workload.encode())
+        told = {"measured": self.measured, "facts": self.facts, "of": measured_of}
+        write_text(folder / MEASURED, json.dumps(told, indent=1) + "\n")
         write_text(folder / BASE, self.text)
         return folder / BASE
 
     def as_json(self) -> dict[str, Any]:
         """Returns what the page shows of it."""
         return {"text": self.text, "facts": self.facts, "problems": self.problems, "measured": self.measured}
+
+
+def fingerprint(text: str, workload: bytes) -> str:
+    """Returns a digest of a base and its requests, of all that decides what is simulated of them.
+
+    Comments, variants (`what_if`) and the number of seeds are no part of it.
+    """
+    base = yaml.safe_load(text)
+    base.pop("what_if", None)
+    base["run"] = {key: value for key, value in (base.get("run") or {}).items() if key != "seeds"}
+    digest = hashlib.sha256(json.dumps(base, sort_keys=True, default=str).encode())
+    digest.update(workload)
+    return digest.hexdigest()
 
 
 def described(live: Live) -> Described:

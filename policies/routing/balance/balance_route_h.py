@@ -24,9 +24,9 @@ below it. Together the two halve the imbalance that slack and ageing leave (`bal
 
 `refill` True, also beyond the paper, assumes that a slot freed by a forecast departure is filled again with an
 equal load while the pool lasts. The first departures of the group are left out of the projection, as many as
-entries remain in the pool. The paper's projection lets such a load drop and prefers to fill the drop ahead of time,
-which with `center` costs more than it gains even with true lengths (`balance_route_sensitivity`). Once the pool is
-empty the projection is the paper's.
+entries remain in the pool. The paper's projection lets such a load drop and prefers to fill the drop ahead of time.
+Neither was found to be better: with `center` and true lengths they differ by less than seeds do
+(`balance_route_sensitivity`, `balance_route_tuning`). Once the pool is empty the projection is the paper's.
 Not claimed: any forecast of later arrivals. Forecasts of requests that are still in the pool are not used either
 (the paper's "constant of additional load").
 """
@@ -53,15 +53,15 @@ class BalanceRouteH:
     )
     needs: ClassVar[Needs] = Needs.NONE
     # The centre of the paper's sweep {1, 24, 48, 96} x {0.5, 0.7, 0.9, 1.0}. Ours (`python -m benchmarks run
-    # balance_route_sensitivity`) finds smaller differences between H 1 to 96 and between gamma 0.7 to 1.0 than
-    # between seeds; gamma 0.5 is worse.
+    # balance_route_sensitivity`) finds smaller differences between H 1 to 96 and between gamma 0.5 to 1.0 than
+    # between seeds.
     horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
     """H, the number of decode steps that the lookahead covers."""
     gamma: Annotated[float, Number(above=0.0, high=1.0)] = 0.9
     """Discount factor of each further step."""
     alpha: Annotated[float, Number(above=0.0)] = 1.0
     """Weight of the admitted tokens. Only the ratio alpha / beta matters."""
-    # G / 2 to 4 G make no clear difference in the same sweep.
+    # G to 4 G make little difference in `balance_route_tuning`; G / 2 and less have more imbalance.
     beta: Annotated[float, Number(low=0.0)] | None = None
     """Weight of an overflow. With null it is G, the number of workers."""
     # As `BalanceRoute0.window`, which says why.

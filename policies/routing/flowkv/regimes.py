@@ -1,6 +1,6 @@
 """FlowKV's three load regimes (algorithm 1, lines 13-31) are computed here. The router reports the regime of its fleet
-in its metrics and status (`actors.router.fleet`), and `role_switch` acts on it. An autoscaler that acts on the extreme
-regime is planned (docs/design.md).
+in its metrics and status (`actors.router.fleet`), and `role_switch` acts on it. The scaling policy
+`policies.scaling.rivals.regime_rule` acts on all three.
 
     C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both), each
                with the queues of its phase only

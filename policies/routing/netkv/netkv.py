@@ -42,7 +42,9 @@ is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply t
 of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a learnt c come from
 the same transfers and would count their contention twice. So these forms do not tell apart the pairs of a tier. They
 need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and use the
-estimates.
+estimates. In place of `own_flows`, `explain` shows the factor by which a candidate's transfer was multiplied as
+`slowdown`, the number of ended transfers of its tier from which it was learnt as `learnt_from` (0: nothing is learnt,
+the factor is 1), and the transfers that it counts: `in_flight`, or `leaving` the sender and `entering` the receiver.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
@@ -60,7 +62,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from policies.network.contention import FORMS, InFlight
+from policies.network.contention import COUNTS, FORMS, InFlight
+from policies.record import record
 from policies.routing.base import Decision, Needs, Overcommit, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
 from policies.routing.params import Number, OneOf, Whole, check
@@ -69,6 +72,21 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 VARIANTS = ("cla", "topo_only", "static", "full")
 QUEUES = ("iterations", "slot")
 COUNTED = "counted"
+
+
+@record
+class Slowed:
+    """The learnt factor of one transfer's time by `counts` others in flight, and the number of ended transfers from
+    which it was learnt.
+    """
+
+    factor: float
+    transfers: int
+    counts: tuple[int, ...]
+
+
+ALONE = Slowed(1.0, 0, ())
+"""The factor where nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +150,17 @@ class NetKV:
         network = self._network(entry, workers, snapshot)
         output_tokens = (snapshot.usual_output_tokens or 0.0) if self.queue == "slot" else 0.0
         transfers_s = transfer_seconds(entry, workers, hits, network)
+        slowed: Sequence[Slowed | None] = [None] * len(workers)
         if self._learns and network.known:
-            slowed = slowdowns(self.contention, entry.prefill_worker, workers, snapshot)
-            transfers_s = [seconds * factor for seconds, factor in zip(transfers_s, slowed, strict=True)]
+            learnt = slowdowns(self.contention, entry.prefill_worker, workers, snapshot)
+            transfers_s = [seconds * one.factor for seconds, one in zip(transfers_s, learnt, strict=True)]
+            slowed = learnt
         costs = self._costs(workers, transfers_s, output_tokens)
         return best_of(
             self.name,
             workers,
             costs,
-            lambda i: self._explain(workers[i], transfers_s[i], output_tokens, network),
+            lambda i: self._explain(workers[i], transfers_s[i], output_tokens, network, slowed[i]),
             rng,
         )
 
@@ -182,13 +202,22 @@ class NetKV:
         return costs
 
     def _explain(
-        self, worker: Worker, transfer_s: float, output_tokens: float, network: NetworkTerm
+        self,
+        worker: Worker,
+        transfer_s: float,
+        output_tokens: float,
+        network: NetworkTerm,
+        slowed: Slowed | None,
     ) -> dict[str, float]:
         queue_s, step_s = self._queue_and_step_s(worker, sequences_on(worker), output_tokens)
         terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
         if queue_s:
             terms["queued"] = float(sequences_on(worker) - worker.slots)
         terms.update(network.terms(worker))
+        if slowed is not None:
+            terms.pop("own_flows", None)  # the form has counts of its own
+            terms.update(slowdown=slowed.factor, learnt_from=float(slowed.transfers))
+            terms.update(zip(COUNTS[self.contention], map(float, slowed.counts), strict=False))
         return terms
 
     def _queue_and_step_s(self, worker: Worker, total: int, output_tokens: float) -> tuple[float, float]:
@@ -213,14 +242,14 @@ def transfer_seconds(
     return seconds
 
 
-def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: Snapshot) -> list[float]:
-    """Returns the learnt slowdown of a transfer from `sender` to each worker by our transfers in flight. It is 1 where
-    none is learnt, and where the oracle cannot distinguish own flows from others (NetKV III-D).
+def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: Snapshot) -> list[Slowed]:
+    """Returns the learnt slowdown of a transfer from `sender` to each worker by our transfers in flight. It is `ALONE`
+    where none is learnt, and where the oracle cannot distinguish own flows from others (NetKV III-D).
     """
     oracle, source = snapshot.oracle, snapshot.workers.get(sender)
     curves = oracle.contention.get(form) if oracle is not None and oracle.own_flows_excluded else None
     if oracle is None or source is None or not curves:
-        return [1.0] * len(workers)
+        return [ALONE] * len(workers)
     flying = InFlight()
     for one in snapshot.workers.values():
         for to, _, flows in one.transfers:
@@ -228,14 +257,15 @@ def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: 
             tier = None if receiver is None else oracle.tier(one.id, one.node, to, receiver.node)
             if tier is not None:
                 flying.add(one.id, to, tier, flows)
-    found: list[float] = []
+    found: list[Slowed] = []
     for worker in workers:
         tier = oracle.tier(sender, source.node, worker.id, worker.node)
         curve = None if tier is None else curves.get(tier)
         if tier is None or curve is None:
-            found.append(1.0)
+            found.append(ALONE)
         else:
-            found.append(curve.slowdown(flying.counts(form, sender, worker.id, tier)))
+            counts = flying.counts(form, sender, worker.id, tier)
+            found.append(Slowed(curve.slowdown(counts), curve.transfers, counts))
     return found
 
 

@@ -7,6 +7,9 @@ when it is extreme.
     extreme       one engine more for each role above its high threshold
     low load      all means below `low_load` for `low_after_s`: one engine fewer of the less loaded role
 
+Where colocated engines alone serve a role, they are the ones that become more or fewer, by one a step; the last one
+stays. The paper has no such fleet.
+
 Scores and regimes are those of `policies.routing.flowkv.regimes`. The paper prints no thresholds, lets switches last
 "for several scheduling cycles" and says nothing of the low case but that it is extreme, too; `switch_s` is the least
 time between two switches, `change_s` between two changes of a count. ASSUMPTION: all of them.
@@ -71,13 +74,14 @@ class RegimeRule:
         desired, switched_s, changed_s = wanted, state.switched_s, state.changed_s
         if found.regime is Regime.EXTREME and may_change and settled:
             high = {Role.PREFILL: self.thresholds.prefill_high, Role.DECODE: self.thresholds.decode_high}
-            for role, mean in means.items():
-                if mean > high[role]:
-                    desired = desired.plus(role, 1)
+            for role in {_servers(wanted, role) for role, mean in means.items() if mean > high[role]}:
+                desired = desired.plus(role, 1)
             changed_s = now_s
         elif low_since_s is not None and now_s - low_since_s >= self.low_after_s and may_change and settled:
-            lowest = min(means, key=lambda role: (means[role], role))
+            lowest = _servers(wanted, min(means, key=lambda role: (means[role], role)))
             least = self.limits.least.of(lowest)
+            if lowest is Role.COLOCATED:
+                least = max(1, least)
             desired = desired.plus(lowest, -1 if desired.of(lowest) > least else 0)
             changed_s = now_s
         elif found.regime is not Regime.NORMAL and may_switch and settled:
@@ -107,3 +111,8 @@ class RegimeRule:
         if not some or means[higher] <= low[higher] or wanted.of(higher) >= most or wanted.of(lower) <= least:
             return wanted
         return wanted.plus(higher, 1).plus(lower, -1)
+
+
+def _servers(wanted: Counts, role: Role) -> Role:
+    """Returns the role of the engines that serve `role`: its own, or colocated where it has none."""
+    return role if wanted.of(role) or not wanted.colocated else Role.COLOCATED

@@ -63,6 +63,7 @@ def test_a_handler_has_its_target_back_and_writes_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_serve_finds_its_log_file_in_a_replica_that_has_imported_vllm(tmp_path: Path) -> None:
     """A restarted Serve controller asks for it, and stops a replica that cannot answer."""

@@ -101,6 +101,47 @@ async def test_the_first_failure_of_a_dead_core_makes_the_engine_down_at_once(
     assert (await c.client.wait("new", Failed)).code == "engine_dead"
 
 
+@pytest.mark.parametrize(("state", "code"), CASES)
+async def test_work_that_comes_to_an_idle_engine_finds_its_present_state(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, state: EngineState, code: str
+) -> None:
+    """The next look at the state would come in a minute."""
+    monkeypatch.setattr(server, "LOOK_S", 60.0)
+    monkeypatch.setattr(server, "IDLE_LOOK_S", 60.0)
+    c, engine = await watched(rig)
+    engine.state = state
+    c.client.decode("new", PROMPT)
+    failed = await c.client.wait("new", Failed)
+    # it has not brought the engine down
+    assert (failed.code, failed.silent_s) == (code, 4.5 if state == "stalled" else math.inf)
+    engine.state = "ready"
+    c.client.decode("after", PROMPT)
+    assert await c.client.text("after")
+
+
+async def test_an_engine_is_looked_at_often_only_while_it_has_something_to_do(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_LOOK_S", 1000.0)
+    c, _ = await watched(rig, lease_s=0.2)
+
+    def next_look_s() -> float:
+        assert c.server._looks is not None
+        return c.server._looks.when() - asyncio.get_running_loop().time()
+
+    assert next_look_s() > 500
+    c.client.decode("r", PROMPT, max_tokens=5000)
+    await c.client.wait("r", Out)
+    assert next_look_s() < 1
+    c.client.cancel("r")
+    await until(lambda: next_look_s() > 500, "the engine is looked at seldom again")
+    # a lease that nobody gives back counts until its time is over
+    c.client.prefill("leased", PROMPT)
+    await c.client.wait("leased", PrefillDone)
+    await until(lambda: next_look_s() > 500, "a lease that is over counts no more")
+    assert not c.server._requests
+
+
 async def test_leases_of_a_stalled_engine_stay(rig: Rig) -> None:
     """Another engine can read the KV without the core that stands still."""
     p, engine = await watched(rig, "p", "prefill")

@@ -11,6 +11,7 @@ from actors.wire.messages import (
     Message,
     Permitted,
     SubmitFlow,
+    Unscheduled,
     WithdrawFlow,
 )
 from policies.flow.arbiter import Arbiter
@@ -53,6 +54,8 @@ def came(desk: Desk, node: str = "z", agent: bool = False) -> tuple[Worker, list
         [ChunkDone("f", -1, 0.1)],
         [ChunkDone("other", 1, 0.1)],
         [ChunkPosted("f")],
+        [Unscheduled("f", -1, "bound")],
+        [Unscheduled("f", 101, "bound")],
     ],
 )
 def test_a_report_that_cannot_be_ends_its_connection_and_changes_nothing_else(
@@ -75,6 +78,18 @@ def test_a_report_that_cannot_be_ends_its_connection_and_changes_nothing_else(
     desk.take(other, ChunkDone("f", 100, 0.1, True), 2.0)
     assert (len(desk), len(desk.arbiter), desk.open) == (0, 0, 0)
     assert [type(message) for message in sent] == [Permitted]
+
+
+def test_what_goes_on_without_permits_is_counted_once() -> None:
+    """Another agent says it when this one was silent, and again when its own worker does."""
+    desk = made_desk()
+    desk.owned.add("a")
+    peer, _ = came(desk, "y", agent=True)
+    desk.take(peer, SubmitFlow(flow("f", target="y")), 0.0)
+    desk.take(peer, Unscheduled("f", 100, "silent"), 1.0)
+    desk.take(peer, Unscheduled("f", 100, "bound"), 2.0)
+    totals = {name: count for name, count in desk.totals.items() if "unscheduled" in name}
+    assert totals == {"lent_unscheduled_reads_silent": 1, "lent_unscheduled_bytes": 100}
 
 
 def test_the_time_that_flows_were_held_is_of_the_level_at_which_they_were_permitted_last() -> None:

@@ -1,6 +1,7 @@
 """The order between requests: Algorithm 1 over an agent's flows, by hand, and a coordinator of two agents."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from actors.flow.ordering import Ordering
 from actors.flow.orders import ORDER_S, OrderBook, OrderMaker, Pace
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find
-from actors.wire.messages import ChunkDone, JoinNode, Message, Permitted, SubmitFlow
+from actors.wire.messages import BatchArrived, ChunkDone, JoinNode, Message, Permitted, SubmitFlow
 from actors.wire.sockets import connect
 from policies.flow.base import FixedPorts, Flow, Stage
 from policies.flow.events import Ordered
@@ -239,6 +240,50 @@ async def test_two_agents_get_one_order_and_go_on_alone_without_their_coordinato
     finally:
         for agent in agents:
             await agent.stop()
+        await coordinator.stop()
+
+
+async def test_a_coordinator_prunes_by_what_the_agents_have_learned(tmp_path: Path) -> None:
+    """At the 100 bytes/s of the agents' ports 900 bytes cannot be there in 2 s; at the coordinator's own 1e9 they can.
+    A request of two flows keeps the one that has not ended.
+    """
+    coordinator = Coordinator(Identity("coordinator", "c"), 0.5, 1e9)
+    await coordinator.start([f"unix:{tmp_path}/c.sock"])
+    orders: list[Ordered] = []
+    ports = {"port_bytes_per_s": 100.0}
+    config = AgentConfig(coordinator=coordinator.addresses[0], arbiter=ports, drop_share=0.0)
+    agent, worker = Watched(orders, "y", config), Worker()
+    try:
+        await agent.start([f"unix:{tmp_path}/y.sock"])
+        await worker.join(agent, "y")
+        await until(lambda: agent.coordinated)
+        worker.channel.send(SubmitFlow(flow("small", "b", 2.0, 50, target="y")))
+        worker.channel.send(SubmitFlow(flow("big", "b", 2.0, 900, target="y")))
+        await until(lambda: Ordered(("b",), ("r-big",)) in orders)
+        other_rank = dataclasses.replace(flow("rank1", "b", 2.0, 70, target="y"), request_id="r-small")
+        worker.channel.send(SubmitFlow(other_rank))
+        await until(lambda: len(coordinator.open_flows()) == 3)
+        worker.channel.send(ChunkDone("small", 50, 0.1, True))
+        await until(lambda: len(coordinator.open_flows()) == 2)
+        assert {each.size for each in coordinator.open_flows()} == {70, 900}
+    finally:
+        await agent.stop()
+        await coordinator.stop()
+
+
+async def test_a_coordinator_parts_from_an_agent_that_tells_no_bandwidth(tmp_path: Path) -> None:
+    coordinator = Coordinator(Identity("coordinator", "c"), 0.5, 1e9)
+    await coordinator.start([f"unix:{tmp_path}/c.sock"])
+    try:
+        for wrong in ((), (0.0,), (float("nan"),), (float("inf"),)):
+            channel = await connect(
+                coordinator.addresses, lambda: Channel(Identity("agent", "y"), lambda channel, message: None)
+            )
+            await until(lambda: coordinator.agents == 1)
+            channel.send(BatchArrived("b", (flow("f", "b", 2.0),), wrong))
+            await until(lambda: coordinator.agents == 0)
+            assert coordinator.open_flows() == []
+    finally:
         await coordinator.stop()
 
 

@@ -46,6 +46,25 @@ def test_acquaintances(infos: list[wire.EngineInfo], expected: dict[str, tuple[b
     assert acquaintances(infos) == expected
 
 
+def test_engines_that_serve_are_looked_at_once_each_not_pair_by_pair() -> None:
+    looks = 0
+
+    class Looked:
+        def __init__(self, told: wire.EngineInfo) -> None:
+            self.told = told
+
+        def __getattr__(self, name: str) -> object:
+            nonlocal looks
+            looks += 1
+            return getattr(self.told, name)
+
+    pairs = 100
+    serving = [info(f"{role}{n}", role) for n in range(pairs) for role in ("prefill", "decode")]
+    assert acquaintances([Looked(told) for told in serving]) == {}  # type: ignore[misc]
+    # fewer than a look at each pair would take
+    assert looks < pairs * pairs
+
+
 async def announced(router: RouterServer, told: wire.EngineInfo) -> Peer:
     made = await peer(router, "engine", told.id)
     made.channel.send(wire.Announce(told))

@@ -4,6 +4,9 @@ import asyncio
 import json
 import math
 
+import pytest
+
+from actors.router import autoscaler as sides
 from actors.router.forecasts import Forecasts, PredictorConfig
 from actors.router.server import RouterServer
 from actors.scaling.server import observation_of
@@ -118,6 +121,20 @@ async def test_it_learns_how_long_activations_and_switches_take_and_how_engines_
     while not told.starts:  # type: ignore[attr-defined]
         told = await a.get(wire.FleetObserved)
     assert told.starts == {"d": wire.Started(5.0, 1.0, 2.0, 3.0, 0.5)}  # type: ignore[attr-defined]
+
+
+async def test_an_order_that_is_lost_and_not_given_again_is_not_timed_by_the_same_order_later(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hours in between would be the lead of an activation."""
+    monkeypatch.setattr(sides, "GIVEN_AGAIN_S", 0.5)
+    _, d, _ = await serving(router)
+    a = await autoscaler(router)
+    a.channel.send(wire.Assign("d", "decode", "warm"))
+    await d.get(wire.SetRole)
+    assert set(router._autoscaler._sent) == {"d"}
+    await until(lambda: not router._autoscaler._sent)
+    assert router.engines.channel("d") is not None
 
 
 async def test_an_order_to_an_engine_that_dies_with_it_is_forgotten(router: RouterServer) -> None:

@@ -8,6 +8,8 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+import pytest
+
 from actors.router.decisions import MOST_CANDIDATES, MOST_DECISIONS, PROBE, DecisionLog, described
 from actors.wire.messages import Transfer
 from policies.dispatch.actions import Action, PrefixFetch, Reject, RoutePrefill
@@ -127,6 +129,7 @@ def bytes_of(fill: Callable[[DecisionLog], None]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.nightly
 def test_a_full_ring_of_ordinary_decisions_is_small() -> None:
     made: list[tuple[float, Sequence[Action]]] = []
     serve(DecisionLog().capacity, lambda now_s, actions: made.append((now_s, actions)))

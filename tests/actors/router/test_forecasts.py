@@ -227,6 +227,7 @@ def test_a_promoted_model_that_is_refused_is_said(tmp_path: Path, caplog: pytest
 
 # on a busy machine the fit takes minutes
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Path) -> None:
     config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=100.0, refit_outcomes=500)
     forecasts = Forecasts(config, _elsewhere)
@@ -250,6 +251,48 @@ async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Pa
     assert again.gauges()["predictor_model_in_use"] == 1  # a restarted router starts with it
     await forecasts.stop()
     await again.stop()
+
+
+async def test_drift_is_looked_for_only_where_it_would_begin_a_refit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router calls `maintain` twenty times a second, and a look at drift takes a millisecond."""
+    looks: list[bool] = []
+
+    class Report:
+        drifted = False
+
+    def drift() -> Report:
+        looks.append(True)
+        return Report()
+
+    async def nothing(job: RefitJob) -> RefitResult:
+        return RefitResult("same", False, "no better", 3, 0)
+
+    config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=3600.0, refit_outcomes=4)
+    forecasts = Forecasts(config, nothing)
+    monkeypatch.setattr(forecasts.predictor, "drift", drift)
+    learn(forecasts, [5, 6, 7])
+    for at_s in (10.0, 400.0, 401.0):
+        forecasts.maintain(at_s)
+    # three new outcomes are too few
+    assert not looks
+    learn(forecasts, [8], key="l")
+    # from 10 + 3600 / 10 seconds on, and once a minute
+    for at_s, seen in ((402.0, 1), (402.05, 1), (461.9, 1), (462.1, 2), (521.0, 2)):
+        forecasts.maintain(at_s)
+        assert len(looks) == seen
+    Report.drifted = True
+    forecasts.maintain(522.2)
+    assert forecasts.totals()["predictor_refits"] == 1
+    await until(lambda: forecasts._refit is None)
+    # without drift the whole interval passes; then nobody looks
+    learn(forecasts, [9, 9, 9, 9], key="m")
+    Report.drifted, looks[:] = False, []
+    forecasts.maintain(522.2 + 3600.0)
+    assert forecasts.totals()["predictor_refits"] == 2
+    assert not looks
+    await forecasts.stop()
 
 
 async def test_the_loop_goes_on_while_a_promoted_model_is_read(

@@ -27,6 +27,7 @@ class Fleet:
         self.reported: dict[str, Status] = {}
         self.since_s: dict[str, float] = {}
         self.active_s: dict[str, float] = {}
+        self.lost: set[str] = set()
 
     def engine(self, name: str, role: Any = "decode", **more: Any) -> None:
         facts = (name, role, "sim", "m", "g", (), 8, 100, 16, 1024)
@@ -41,6 +42,9 @@ class Fleet:
 
     def statuses(self) -> list[Status]:
         return list(self.reported.values())
+
+    def is_lost(self, engine_id: str) -> bool:
+        return engine_id in self.lost
 
     def duty_since_s(self, engine_id: str) -> float | None:
         return self.since_s.get(engine_id)
@@ -180,6 +184,17 @@ def test_engines_have_the_duty_that_their_state_leaves_them(watched: Watched) ->
         "a": Duty.ACTIVE, "b": Duty.WARM, "c": Duty.DRAINING, "d": Duty.STARTING, "g": Duty.ACTIVE,
     }  # fmt: skip
     assert (seen.engines[0].running, seen.engines[0].waiting, seen.engines[0].kv_usage) == (3, 2, 0.25)
+
+
+def test_an_engine_whose_connection_has_just_ended_is_not_seen_and_one_that_drains_is(
+    watched: Watched,
+) -> None:
+    """Serve has the replica of the first one, so it counts as starting; the second one goes for good."""
+    for name in ("lost", "drains"):
+        watched.fleet.engine(name, state="draining")
+    watched.fleet.lost.add("lost")
+    seen, _ = watched.seen()
+    assert [(e.engine, e.duty) for e in seen.engines] == [("drains", Duty.DRAINING)]
 
 
 def test_the_load_of_an_engine_is_that_of_the_phase_that_it_serves(watched: Watched) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from actors import no_memory
+from actors.router import server as module
 from actors.router.clock import clock_s
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
@@ -17,6 +18,7 @@ from actors.wire.sockets import connect
 from policies.dispatch.dispatcher import Action
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
+from policies.state.views import Request, Role
 
 
 class Peer:
@@ -153,6 +155,18 @@ async def test_a_lost_ingress_leaves_nothing(router: RouterServer) -> None:
     assert (status.queued, status.pool, status.leases) == (0, 0, 0)
     workers = router.dispatcher.state.snapshot(0).workers.values()
     assert all(w.slots_used == w.kv_tokens == w.prefilling == 0 for w in workers)
+
+
+async def test_a_rejected_attempt_is_followed_until_its_ingress_is_lost(router: RouterServer) -> None:
+    """An ingress tells the times of an attempt after its rejection, and does not if it is lost before."""
+    i = await peer(router, "ingress", "i")
+    place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    i.channel.send(wire.Submit("a", prompt_tokens=10, max_tokens=4, trace=place))
+    await i.get(wire.Reject)
+    assert router._following
+    i.channel.abort("gone")
+    await until(lambda: not len(router._ingresses))
+    assert not router._following
 
 
 async def test_no_engine_is_a_rejection_with_retry_after(router: RouterServer) -> None:
@@ -320,6 +334,37 @@ async def test_a_tick_that_fails_is_counted_and_followed_by_others(
     monkeypatch.setattr(router.dispatcher, "handle", fails_once)
     await until(lambda: ticks >= 2)
     assert router.status().totals["internal_errors"] == 1
+
+
+@pytest.mark.pure
+async def test_a_router_without_requests_ticks_seldom(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_TICK_S", 1000.0)
+    router._tick()
+    handle, seen = router.dispatcher.handle, list[ev.Event]()
+
+    def noted(event: ev.Event) -> list[Action]:
+        seen.append(event)
+        return handle(event)
+
+    monkeypatch.setattr(router.dispatcher, "handle", noted)
+
+    def ticks() -> int:
+        seen.clear()
+        for _ in range(3):
+            router._tick()
+        return sum(isinstance(event, ev.Tick) for event in seen)
+
+    assert ticks() == 0
+    router._feed(ev.EngineUp(clock_s(), "c", Role.COLOCATED, "g", "n", 4, 4096))
+    router._feed(ev.Arrived(clock_s(), Request("r", clock_s(), 64, 8)))
+    assert ticks() == 3
+    router._feed(ev.Closed(clock_s(), "r", "cancelled"))
+    assert ticks() == 0
+    # an admission policy measures at each tick
+    router._feed(ev.PoliciesChanged(clock_s(), admission=ev.PolicyChoice("by_wait")))
+    assert ticks() == 3
 
 
 # ---------------------------------------------------------------------------------------------------- failing engines

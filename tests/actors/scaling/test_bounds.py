@@ -129,6 +129,30 @@ def test_orders_come_one_at_a_time_and_the_budget_holds() -> None:
     assert world.controller.groups == world.controller.configured
 
 
+def test_bounds_that_hold_only_together_outlive_the_autoscaler_together() -> None:
+    """At least 4 decode engines and 1 prefill engine fit a budget of 5, and beside the configured 3 they do not."""
+    groups = {
+        "decode": Group("decode", Role.DECODE, 1, 4, 1, 0, 30.0),
+        "prefill": Group("prefill", Role.PREFILL, 3, 4, 3, 0, 30.0),
+    }
+    world = World(groups, budget=5)
+    world.settle()
+    assert ask(world, bounds={"decode": {"min": 4}, "prefill": {"min": 1}})[0] == 200
+    ruled = world.controller.groups
+    world.controller = world.new_controller(world.controller.memory())
+    assert world.controller.groups == ruled
+    assert not any("do not hold" in note for note in world.round().orders.notes)
+    # where one group's do not hold any more, the other's do
+    memory = world.controller.memory()
+    world.budget = 4
+    world.controller = world.new_controller(memory)
+    notes = [note for note in world.round().orders.notes if "do not hold" in note]
+    assert len(notes) == 1 and notes[0].startswith(
+        "the bounds that were set of decode do not hold any more: "
+    )
+    assert [group.least for group in world.controller.groups.values()] == [1, 1]
+
+
 @pytest.mark.parametrize("after", range(0, 12, 3))
 def test_bounds_outlive_the_autoscaler_until_the_configuration_changes(after: int) -> None:
     world = settled()

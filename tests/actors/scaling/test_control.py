@@ -14,6 +14,7 @@ from actors.scaling.asked import answer
 from actors.scaling.control import BadScale
 from actors.scaling.fleet import Group
 from policies.scaling.base import Move, Step, Way
+from policies.scaling.journal import header_line, replay, step_line
 from policies.scaling.observation import Duty, Observation
 from policies.scaling.starts import StartSteps
 from policies.state.views import Role
@@ -145,6 +146,29 @@ def test_a_restarted_router_that_knows_no_engine_makes_nothing_start_or_stop() -
         replica.connected = True
     world.settle()
     assert world.counts() == {"prefill": (1, 0), "decode": (2, 0)}
+
+
+def test_an_order_while_a_new_router_does_not_know_all_engines_leaves_other_groups_as_they_are() -> None:
+    world = World(two_groups(), params={"prefill": 3})
+    world.settle()
+    for replica in world.replicas["prefill"][1:]:
+        replica.connected = False
+    for _ in range(3):
+        world.round()
+    world.controller.scale({"decode": 3})
+    for own in world.replicas.values():
+        for replica in own:
+            replica.connected = True
+    world.settle()
+    assert world.counts() == {"prefill": (3, 0), "decode": (3, 0)}
+    # one that does not come back serves no longer
+    world.controller.release()
+    world.replicas["prefill"][2].connected = False
+    for _ in range(62):
+        world.round()
+    world.controller.scale({"decode": 2})
+    assert world.controller.manual is not None
+    assert world.controller.manual.counts == {"prefill": 2, "decode": 2}
 
 
 def test_the_first_replicas_are_waited_for() -> None:
@@ -458,6 +482,42 @@ def test_remembered_counts_that_no_longer_fit_the_budget_are_given_up_and_said()
     assert "prefill=3 decode=4 are more than scaling.budget, 5" in world.round().orders.notes[0]
     assert world.controller.manual is None
     assert not any("budget" in note for note in world.round().orders.notes)
+
+
+def test_what_lasted_before_another_policy_decided_begins_anew() -> None:
+    world = World(two_groups(), policy="joint", rate=1.0)
+    for _ in range(30):
+        world.round()
+    world.controller._state = dataclasses.replace(world.controller._state, calm_since_s=1.0)
+    world.policy = "fixed"
+    world.controller = world.new_controller(world.controller.memory())
+    for _ in range(61):
+        world.round()
+    world.policy = "joint"
+    world.controller = world.new_controller(world.controller.memory())
+    made = world.round()
+    assert made.orders.notes[0].startswith("the policy has not decided for 62 s")
+    assert made.before.forecast.seen >= 2 and made.before.calm_since_s is None
+
+
+def test_after_a_break_the_journal_begins_a_file_that_can_be_replayed_and_it_is_said() -> None:
+    world = World(two_groups(), policy="joint", rate=1.0)
+    for _ in range(30):
+        world.round()
+    before = world.controller.policy
+    world.now += 5000
+    made = world.round()
+    assert made.orders.notes[0].startswith("the policy has not decided for 5001 s")
+    assert world.controller.policy is not before and made.step is not None
+    header = header_line(world.controller.policy, made.before, "test")
+    assert [one.same for one in replay([header, step_line(made.seen, made.step)])] == [True]
+    # back by an hour: windows are learned again from the next one on
+    learned = world.controller._state.forecast.seen
+    world.now -= 3600
+    assert world.round().orders.notes[0].startswith("the clock went back by 3599 s")
+    for _ in range(20):
+        world.round()
+    assert world.controller._state.forecast.seen > learned
 
 
 def test_a_memory_of_another_form_is_not_read() -> None:

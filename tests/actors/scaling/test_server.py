@@ -287,6 +287,22 @@ async def test_an_engine_that_dies_as_it_is_activated_is_replaced_by_serves_next
     await scaler.stop()
 
 
+async def test_no_replica_is_asked_for_in_the_place_of_one_whose_connection_has_just_ended(
+    fleet: Cluster,
+) -> None:
+    """Serve still has it, and replaces it if it is dead. One more would cost a pre-warmed process, or a node."""
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    await fleet.reporters[1].stop()
+    await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
+    await until(lambda: duty(fleet, "d-0") is None, "the router has forgotten the other one")
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds + 1, "rounds after it")
+    assert not any(order.startswith("set") for order in memory.order)
+    await scaler.stop()
+
+
 async def test_a_report_that_is_no_number_ends_neither_observations_nor_plans(fleet: Cluster) -> None:
     from tests.actors.router.test_server import engine
 

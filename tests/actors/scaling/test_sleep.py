@@ -14,6 +14,8 @@ from tests.actors.scaling.world import World, two_groups
 
 ZERO = {"prefill": (0, 0), "decode": (0, 0)}
 IDLE_S, WAKE_S = 20.0, 15.0
+IDLE_ROUNDS = 25
+"""More rounds, of a second each, than an idle fleet stays awake."""
 
 
 def world(policy: str = "fixed", **more: Any) -> World:
@@ -155,6 +157,36 @@ def test_a_later_autoscaler_knows_that_the_fleet_sleeps_or_wakes_and_what_it_can
     wakes(made)
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+def test_time_that_nobody_saw_is_no_idle_time(restarted: bool) -> None:
+    """Requests may have come while there was no autoscaler, or while Serve answered nothing: 15 s of silence before and
+    one window after are no 20 s of silence.
+    """
+    made = world()
+    for _ in range(15):
+        made.round()
+    if restarted:
+        made.controller = made.new_controller(made.controller.memory())
+    made.now += 300
+    for _ in range(15):
+        made.round()
+        assert made.counts() == {"prefill": (1, 0), "decode": (1, 0)}
+    for _ in range(10):
+        made.round()
+    assert (made.counts(), phase(made)) == (ZERO, Phase.ASLEEP)
+
+
+def test_a_later_autoscaler_that_comes_soon_goes_on_with_the_idle_time() -> None:
+    made = world()
+    for _ in range(15):
+        made.round()
+    made.controller = made.new_controller(made.controller.memory())
+    made.now += 10
+    for _ in range(4):
+        made.round()
+    assert phase(made) is Phase.ASLEEP
+
+
 def test_by_hand_nothing_is_set_to_zero_and_numbers_wake_a_fleet() -> None:
     made = sleeping()
     with pytest.raises(
@@ -171,6 +203,21 @@ def test_by_hand_nothing_is_set_to_zero_and_numbers_wake_a_fleet() -> None:
     assert (made.counts(), phase(made)) == (ZERO, Phase.ASLEEP)
 
 
+def test_numbers_that_are_given_back_under_load_stop_no_engine() -> None:
+    """Requests that engines take at once never wait at the router, so nothing else tells the policy of them."""
+    made = sleeping()
+    made.controller.scale({"prefill": 1, "decode": 2})
+    made.settle()
+    made.rate = 1.0
+    for _ in range(IDLE_ROUNDS):
+        made.round()
+    made.controller.release()
+    for _ in range(IDLE_ROUNDS):
+        made.round()
+        assert made.counts()["decode"][0] >= 1 and phase(made) is Phase.AWAKE
+    assert made.controller.manual is None
+
+
 def test_a_deploy_wakes_for_a_moment_and_the_fleet_sleeps_again() -> None:
     made = sleeping()
     made.targets, made.deployed_s = {"prefill": 1, "decode": 1}, 2.0
@@ -179,6 +226,25 @@ def test_a_deploy_wakes_for_a_moment_and_the_fleet_sleeps_again() -> None:
     for _ in range(10):
         made.round()
     assert (made.targets, made.controller.manual) == ({"prefill": 0, "decode": 0}, None)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_deploy_while_the_fleet_sleeps_forgets_what_ruled_only_if_the_application_was_deleted(
+    deleted: bool,
+) -> None:
+    """Asleep there is no engine's replica by which the two could be told apart; the router's is there."""
+    made = sleeping()
+    made.companions = ("ingress1", "router1")
+    made.controller.bound({"decode": {"max": 2}})
+    made.round()
+    memory = made.controller.memory()
+    made.targets, made.deployed_s = {"prefill": 1, "decode": 1}, 2.0
+    made.companions = ("ingress2", "router2") if deleted else ("ingress2", "router1")
+    made.tick()
+    made.controller = made.new_controller(memory)
+    notes = made.round().orders.notes
+    assert any("deployed anew" in note for note in notes) is deleted
+    assert made.controller.groups["decode"].most == (3 if deleted else 2)
 
 
 def test_without_sleep_nothing_is_told_of_one() -> None:

@@ -48,6 +48,8 @@ class World:
     now: int = 0
     deployed_s: float = 1.0
     deploying: bool = False
+    companions: tuple[str, ...] = ()
+    """The ids of the replicas of router and ingresses."""
     stopped_active: int = 0
     rate: float | None = None
     """Requests per second; None: no windows at all, as before the first one."""
@@ -142,7 +144,8 @@ class World:
             for name, own in self.replicas.items()
         }
         crowds = Counter(r.node for rs in self.replicas.values() for r in rs if self.runs(r))
-        return Fleet(groups, dict(crowds), self.nodes[0], self.deployed_s, self.deploying)
+        head = self.nodes[0]
+        return Fleet(groups, dict(crowds), head, self.deployed_s, self.deploying, self.companions)
 
     def kill(self, dead: Running) -> None:
         """Ends a replica's process. Serve makes another one in the next round, unless it was to stop."""

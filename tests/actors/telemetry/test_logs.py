@@ -19,7 +19,11 @@ def written() -> Iterator[io.StringIO]:
     file = logging.StreamHandler(stream)
     file.setFormatter(logging.Formatter("%(levelname)s -- %(message)s"))
     serve.handlers, serve.propagate = [MemoryHandler(1, target=file)], False
+    # vLLM, which an earlier test may have imported, adds a field to every line of its process
+    factory = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
     yield stream
+    logging.setLogRecordFactory(factory)
     for name, (handlers, level, propagate) in before.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = handlers, propagate

@@ -1,13 +1,16 @@
-"""A link that is kept: it finds a peer that is slow to be found, and ends even where the peer does not read."""
+"""A link that is kept: it finds a slow peer, leaves time to one that refuses it, and ends even where the peer does not
+read.
+"""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.wire import link as module
 from actors.wire.channel import Channel, Identity
-from actors.wire.link import Link
+from actors.wire.link import Link, at
 from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello
 from actors.wire.sockets import listen
 from tests.actors.wire.test_channel import Side, frame, until
@@ -63,6 +66,39 @@ async def test_a_peer_that_does_not_read_does_not_keep_the_connection(
     await until(lambda: down)
     assert up[0].closed.done()
     server.close()
+
+
+@pytest.mark.parametrize(("stood_s", "first_s"), [(60.0, 0.4), (0.0, 0.05)])
+async def test_a_peer_that_ends_each_connection_at_once_is_asked_ever_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_s: float, first_s: float
+) -> None:
+    """A connection that ends after no time at all counts as one that stood only where `STOOD_S` is 0. Of the pauses the
+    fourth is 8 * 0.05 s with the back-off, and 0.05 s without it, each times 0.8 to 1.2.
+    """
+    monkeypatch.setattr(module, "STOOD_S", stood_s)
+    pauses: list[float] = []
+
+    class Sleepless:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds: float) -> None:
+            pauses.append(seconds)
+            await asyncio.sleep(0)
+
+    def refuses(channel: Channel) -> None:
+        channel.abort("nobody is welcome here")
+
+    listener, address = await listen(
+        f"unix:{tmp_path}/s.sock", lambda: Channel(Identity("router", "r"), lambda c, m: None, refuses)
+    )
+    link = Link(ME, at(address), lambda c, m: None, lambda c: None, lambda reason: None, "router")
+    monkeypatch.setattr(module, "asyncio", Sleepless())
+    link.start()
+    await until(lambda: len(pauses) >= 4)
+    await link.stop()
+    listener.close()
+    assert 0.8 * first_s <= pauses[3] <= 1.2 * first_s
 
 
 @pytest.mark.parametrize("turns", range(1, 8))

@@ -5,10 +5,12 @@ from typing import Any
 import orjson
 import pytest
 
-from app.api import budget, structure
+from app.api import budget, conversation, structure
+from app.api.conversation import messages_for_template
 from app.api.errors import ApiError
 from app.api.extensions import Defaults
 from app.api.plan import plan_chat, plan_completion
+from app.api.schema import ChatRequest
 from app.api.structure import check_structure
 
 DEFAULTS = Defaults(16, 600.0)
@@ -164,6 +166,41 @@ def test_a_quote_behind_escaped_backslashes_ends_the_text() -> None:
     """The text ends at the second quote, so what follows is structure."""
     with pytest.raises(ApiError):
         check_structure(b'{"prompt":"' + b"\\\\" * 3 + b'","x":[' + b"[]," * structure.MAX_OBJECTS + b"1]}")
+
+
+def with_arguments(*arguments: str) -> ChatRequest:
+    """Returns a conversation in which each of these texts is the arguments of a call."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": one}} for one in arguments]
+    body = chat(messages=[{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls])
+    # they are texts in the body
+    check_structure(body)
+    request = plan_chat(body, {}, DEFAULTS).request
+    assert request is not None
+    return request
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["one call", "two calls"])
+def test_arguments_of_calls_have_no_more_parts_than_a_body(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    parts = structure.MAX_OBJECTS // times
+    request = with_arguments(*["[" + "[]," * parts + "1]"] * times)
+
+    def parsed(text: str) -> Any:
+        raise AssertionError("the arguments are parsed before they are looked at")
+
+    monkeypatch.setattr(conversation.orjson, "loads", parsed)
+    with pytest.raises(ApiError, match="arguments") as caught:
+        messages_for_template(request)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (
+        400, "body_too_complex", "messages",
+    )  # fmt: skip
+
+
+def test_long_arguments_of_few_parts_pass() -> None:
+    text = orjson.dumps({"file": "{[" * structure.MAX_OBJECTS}).decode()
+    (message,) = messages_for_template(with_arguments(text))
+    assert message["tool_calls"][0]["function"]["arguments"] == orjson.loads(text)
 
 
 def test_depth_is_counted_in_levels_of_json() -> None:

@@ -3,8 +3,11 @@
 import json
 from typing import Any
 
+import pytest
+
 from actors.wire.messages import Out
-from app.api.chunks import Choice, Envelope, StreamWriter, merge_deltas, usage_json, whole
+from app.api import chunks
+from app.api.chunks import Choice, Envelope, StreamWriter, merge_deltas, usage_json, whole_parts
 
 
 def envelope(chat: bool, usage_null: bool = False) -> Envelope:
@@ -96,7 +99,7 @@ def test_completion_logprobs_with_an_echoed_prompt() -> None:
     prompt = [None, (" c", 7, -1.0, [(" c", 7, -1.0)])]
     one.absorb(Out("r", " d", 1, logprobs=[(" d", 8, -2.0, [])], prompt_logprobs=prompt))
     one.absorb(Out("r", " e", 1, logprobs=[(" e", 9, -3.0, [])], finish="stop"))
-    made = json.loads(whole(envelope(False), [one], usage_json(2, 2, 0)))["choices"][0]
+    made = json.loads(b"".join(whole_parts(envelope(False), [one], usage_json(2, 2, 0))))["choices"][0]
     assert made["text"] == "ab c d e"
     assert made["logprobs"] == {
         "tokens": ["ab", " c", " d", " e"],
@@ -106,11 +109,30 @@ def test_completion_logprobs_with_an_echoed_prompt() -> None:
     }
 
 
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 6, 7])
+def test_log_probabilities_of_a_whole_answer_are_made_in_parts(
+    monkeypatch: pytest.MonkeyPatch, chat: bool, tokens: int
+) -> None:
+    entries = [
+        (f'"\u00e9{i}', i, -0.5 * i, [("x", 1, -1.0), ("\n", 2, -2.0)][: i % 3]) for i in range(tokens)
+    ]
+    made = choice(chat, logprobs=True, keep=True, entries=entries)
+    expected = b"".join(chunks._logprobs(choice(chat, logprobs=True), entries))  # in one part
+    monkeypatch.setattr(chunks, "PART_ENTRIES", 3)
+    parts = list(whole_parts(envelope(chat), [made, choice(chat)], usage_json(1, tokens, 0)))
+    assert b',"logprobs":' + expected + b',"finish_reason"' in b"".join(parts)
+    first, second = json.loads(b"".join(parts))["choices"]
+    assert second["logprobs"] is None and first["logprobs"] == json.loads(expected)
+    # a part for each three tokens, beside those that any answer has
+    assert len(parts) >= -(-tokens // 3) + 6
+
+
 def test_a_whole_chat_answer() -> None:
     one = choice(True, keep=True)
     one.absorb(Out("r", "a", 1))
     one.absorb(Out("r", "b", 1, finish="stop"))
-    assert json.loads(whole(envelope(True), [one], usage_json(1, 2, 0))) == {
+    assert json.loads(b"".join(whole_parts(envelope(True), [one], usage_json(1, 2, 0)))) == {
         "id": "id-1", "object": "chat.completion", "created": 123, "model": "m",
         "choices": [
             {"index": 0, "message": {"role": "assistant", "content": "ab"}, "logprobs": None, "finish_reason": "stop"}

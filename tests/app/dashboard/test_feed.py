@@ -101,6 +101,15 @@ def test_rates_come_from_the_replicas_own_clocks() -> None:
     assert feed.tick(T + 1.1 + STALE_S)["series"]["requests_per_s"] is None
 
 
+@pytest.mark.parametrize("code", [499, 502])
+def test_times_of_requests_that_were_not_answered_well_are_in_no_quantile(code: int) -> None:
+    feed = started()
+    left = answered("left", first_s=100.9, ended_s=101.0, status=code)
+    feed.observed("a", observed(101.0, requests=[answered("good"), left]), T + 1)
+    series = feed.tick(T + 1)["series"]
+    assert [series[f"{what}_p95_s/interactive"] for what in ("ttft", "tpot", "e2e")] == [0.05, 0.01, 0.14]
+
+
 def test_tokens_per_second_come_from_the_engines_that_were_there_before() -> None:
     feed = started()
     feed.status_is(status(report(decode_tokens=1000.0)), T + 1)
@@ -234,6 +243,20 @@ def test_priority_levels_have_bytes_reads_that_are_held_and_the_time_of_holding(
     # without an agent nobody knows what is held
     feed.status_is(status(report(), totals=by_level), T + 4)
     assert {one["held"] for one in feed.tick(T + 4)["transfers"]["levels"]} == {None}
+
+
+def test_the_fleet_has_a_router_and_can_serve_where_every_ingress_does() -> None:
+    feed = started()
+    # nobody can serve while no ingress reports; of the router the dashboard knows by itself
+    assert feed.seen()[2:] == (True, False)
+    feed.observed("a", observed(10.0), T)
+    assert feed.seen()[2:] == (True, True)
+    feed.observed("b", observed(10.0, detail="no engine is ready"), T)
+    assert feed.seen()[2:] == (True, False)
+    feed.observed("b", observed(11.0, router_connected=False), T + 1)
+    assert feed.seen()[2:] == (False, True)
+    feed.ingress_down("b", T + 2, "killed")
+    assert feed.seen()[2:] == (True, True)
 
 
 def test_the_worst_requests_are_failed_ones_then_missed_ones_then_slow_ones() -> None:

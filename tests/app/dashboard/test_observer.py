@@ -5,10 +5,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from actors.scaling.bounds import bounds_of
 from actors.scaling.control import Controller
 from actors.scaling.fleet import Deployed, Fleet, Group, Replica
 from actors.scaling.server import Autoscaler
+from actors.telemetry import logs
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect
@@ -45,6 +48,7 @@ def counted(board: Dashboard, name: str) -> float:
     return 0.0 if one is None else sum(numbers[0] for _, numbers in one.series)
 
 
+@pytest.mark.usefixtures("sums_at_once")
 async def test_what_two_ingresses_count_is_summed_and_requests_are_seen_whole(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router, model=MODEL) as board:
         assert made.router.status().ingresses == 1
@@ -66,7 +70,8 @@ async def test_what_two_ingresses_count_is_summed_and_requests_are_seen_whole(tm
             assert answer["explain"]["decisions"][0]["action"] == "RoutePrefill"
             assert answer["request"]["output_tokens"] == 4
             text = (await board.client.get("/metrics")).text
-            assert 'sluice_requests_total{class="standard",code="200",model="tiny"} 5.0' in text
+            series = 'sluice_requests_total{class="standard",code="200",model="tiny",observer="dashboard"}'
+            assert f"{series} 5.0" in text
             assert 'sluice_engine_prefill_tokens_total{engine="p",role="prefill"} 7.0' in text
             status = (await board.client.get("/api/status", headers=BEARER)).json()
             own = (await made.client.get("/sluice/status")).json()
@@ -77,6 +82,26 @@ async def test_what_two_ingresses_count_is_summed_and_requests_are_seen_whole(tm
         assert counted(board, "sluice_requests_total") == 6
         # an observer is no ingress: shares of engines and windows of the autoscaler do not count it
         assert made.router.status().ingresses == 1
+
+
+async def test_a_change_of_log_lines_reaches_the_dashboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[tuple[str | None, str, bool | None]] = []
+    # all of them are in this process, so each change is noted and not made
+    monkeypatch.setattr(logs, "change", lambda *change: changed.append(change))
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed.engines.connected, "a router")
+        await until(lambda: len(made.router._observers) == 1, "an observer at the router")
+        answer = await made.client.put(
+            "/sluice/admin/logs", json={"level": "DEBUG", "logger": "app.dashboard"}
+        )
+        # an ingress, two engines and the dashboard
+        assert answer.json()["told"] == 4
+        # the router's own, the ingress's and the dashboard's; scripted engines change nothing
+        await until(lambda: len(changed) == 3, "a change in each process")
+        assert set(changed) == {("DEBUG", "app.dashboard", None)}
+        assert board.feed.engines.connected
 
 
 async def test_a_dashboard_that_comes_back_is_found_and_a_new_router_too(tmp_path: Path) -> None:

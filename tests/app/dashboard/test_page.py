@@ -84,7 +84,7 @@ def axe(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("width", [1280, pytest.param(1920, marks=pytest.mark.nightly)])
 def test_every_view_is_drawn_without_complaint(
     serve: Serve, opening: Opening, theme: str, width: int
 ) -> None:
@@ -333,6 +333,22 @@ def test_a_policy_is_changed_after_before_and_after_were_shown_and_undone(
     expect(page.locator(".policies select").first).to_have_value("composition")
 
 
+@pytest.mark.parametrize(("stage", "policy"), [("admission", "by_wait"), ("fairness", "none")])
+def test_each_policy_of_the_router_has_a_form(
+    serve: Serve, opening: Opening, stage: str, policy: str
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_role("tab", name=stage.capitalize()).click()
+    page.get_by_label("Policy", exact=True).select_option(policy)
+    page.get_by_role("button", name="Review the change").click()
+    page.get_by_role("dialog").get_by_role("button", name="Change", exact=True).click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert server.asked == [("PUT", "/api/policy", {stage: {"name": policy, "params": {}}})]
+
+
 def test_a_parameter_that_is_no_number_is_refused_before_anything_is_sent(
     serve: Serve, opening: Opening
 ) -> None:
@@ -549,7 +565,13 @@ def test_a_what_if_is_simulated_and_says_whether_to_trust_it(serve: Serve, openi
     changes = [
         {"name": "more prefill", "set": {"cluster.engines.prefill.count": 7, "policies.decode.name": "netkv"}}
     ]
-    assert server.asked[-1][2]["changes"] == changes
+    base = server.asked[-1][2]["base"]
+    assert server.asked[-1][2]["changes"] == changes and base
+    # what was read stays: after a look at another view the next question is about the same base
+    opened.go("overview")
+    opened.go("whatif")
+    expect(page.get_by_role("textbox", name="Base file")).to_have_value(re.compile("cluster:"))
+    assert [path for _, path, _ in server.asked].count("/api/whatif/base") == 1
     row = page.get_by_role("group", name="Figures side by side").get_by_role("row", name="KV usage")
     expect(row.get_by_role("cell").nth(1)).to_have_text("–")  # not measured: a dash, no zero
     assert axe(page) == []

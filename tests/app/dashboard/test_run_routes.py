@@ -147,6 +147,7 @@ async def test_the_end_of_the_server_ends_the_run_and_a_later_start_puts_back_th
             await asyncio.sleep(0.1)
         await page.runs.close()
         assert client.policies().decode.name == before.name
+        later = Runs(page.runs.config, app.url, None, app.key)
         # what a killed run with a killed guardian would have left
         client.set_policies(decode="round_robin")
         run_id, folder = page.runs.store.new("left")
@@ -155,12 +156,13 @@ async def test_the_end_of_the_server_ends_the_run_and_a_later_start_puts_back_th
         )
         policy = {"decode": {"name": before.name, "params": before.params}}
         write(folder / BEFORE, {"url": app.url, "dashboard": None, "policy": policy})
-        page.runs.start_up()
+        later.start_up()
         end_s = time.monotonic() + PATIENCE_S
         while (folder / BEFORE).exists() and time.monotonic() < end_s:
             await asyncio.sleep(0.1)
         assert client.policies().decode.name == before.name
     assert "put back" in page.runs.store.read(run_id)["message"]
+    await later.close()
 
 
 @pytest.mark.parametrize(
@@ -208,26 +210,50 @@ async def test_a_full_folder_takes_no_run(app: Bare, tmp_path: Path) -> None:
     assert "delete some" in told["message"]
 
 
+@pytest.mark.nightly
 async def test_a_what_if_question_is_described_and_answered(page: Page, app: Bare) -> None:
     run = await page.post("/api/experiments/start", {"text": plan(15)})
-    base = await page.get("/api/whatif/base")
+    base = await page.post("/api/whatif/base")
     assert "policies" in base["text"] and base["facts"]["engines"] == "2 decode (decode), 1 prefill (prefill)"
     assert "no journal is kept in a folder" in base["facts"]["workload"]
     await ended(page, run["id"])
     changes = [{"name": "more engines", "set": {"cluster.engines.decode.count": 4}}]
-    await page.post("/api/whatif/start", {"text": base["text"], "changes": changes})
+    asked = {"text": base["text"], "changes": changes, "base": base["base"]}
+    await page.post("/api/whatif/start", asked)
     told = await page.post("/api/whatif/start", {"text": base["text"]}, status=409)
     assert "another what-if question" in told["message"]
+    result = await answer(page)
+    assert [column["name"] for column in result["columns"]] == ["base", "more engines"]
+    assert result["columns"][0]["figures"]["ttft_mean_s"] > 0
+    assert result["measured"]["ttft_mean_s"] == base["measured"]["ttft_mean_s"]
+    assert isinstance(result["trust"]["ok"], bool) and ", measured " in result["trust"]["text"]
+    # an edited base is not the one that was measured, and a file that names no base has no workload
+    edited = base["text"].replace("role: decode\n    count: 2", "role: decode\n    count: 3")
+    assert edited != base["text"]
+    await page.post("/api/whatif/start", {"text": edited, "base": base["base"]})
+    result = await answer(page)
+    assert (
+        not any(result["measured"].values())
+        and "nothing was measured of this file" in result["trust"]["text"]
+    )
+    await page.post("/api/whatif/start", {"text": base["text"]})
+    assert "workload.jsonl" in (await ended_question(page))["message"]
+
+
+async def ended_question(page: Page) -> dict[str, Any]:
     end_s = time.monotonic() + PATIENCE_S
     while (state := await page.get("/api/whatif"))["state"] == "running":
         assert time.monotonic() < end_s
         await asyncio.sleep(0.3)
+    found: dict[str, Any] = state
+    return found
+
+
+async def answer(page: Page) -> dict[str, Any]:
+    state = await ended_question(page)
     assert state["state"] == "done", state
-    result = state["result"]
-    assert [column["name"] for column in result["columns"]] == ["base", "more engines"]
-    assert result["columns"][0]["figures"]["ttft_mean_s"] > 0
-    assert result["measured"]["ttft_mean_s"] == base["measured"]["ttft_mean_s"]
-    assert isinstance(result["trust"]["ok"], bool) and "measured" in result["trust"]["text"]
+    found: dict[str, Any] = state["result"]
+    return found
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ CALLS: dict[str, Callable[[Dashboard], Any]] = {
     "compare_runs": lambda d: d.compare_runs(["r1", "r2"]),
     "report": lambda d: d.report("r1", "png"),
     "whatif_base": lambda d: d.whatif_base(),
-    "start_whatif": lambda d: d.start_whatif("text", []),
+    "start_whatif": lambda d: d.start_whatif("text", [], "0123456789abcdef"),
     "whatif": lambda d: d.whatif(),
     "stop_whatif": lambda d: d.stop_whatif(),
 }
@@ -138,9 +138,10 @@ def test_what_the_page_changes_the_sdk_can_change_and_the_other_way_round(served
     page, sdk = of_the_page(served), set(of_the_sdk(served).values())
     assert changes(page) == changes(sdk)
     assert page - OF_A_BROWSER <= sdk
-    assert len(changes(sdk)) == 11
+    assert len(changes(sdk)) == 12
 
 
+@pytest.mark.usefixtures("sums_at_once")
 async def test_a_script_watches_changes_and_undoes(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router, model=MODEL) as board:
         await until(lambda: len(board.feed.ingresses) == 1, "an ingress")

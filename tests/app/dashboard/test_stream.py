@@ -8,7 +8,9 @@ import orjson
 import pytest
 
 from app.dashboard import stream as stream_module
+from app.dashboard.auth import TRIES, Keys, Sessions
 from app.dashboard.feed import Feed
+from app.dashboard.refusal import Refusal
 from app.dashboard.stream import KEEP_S, Stream
 from tests.app.dashboard.parts import SLO, VIEWER, dashboard
 from tests.app.ingress.rig import make_router, until
@@ -88,6 +90,53 @@ async def test_a_reader_that_reads_nothing_is_cut_and_others_go_on(monkeypatch: 
     stream.stop()
     await good
     assert stream.readers == 0
+
+
+@pytest.mark.parametrize("ending", ["expired", "key gone", "logout"])
+async def test_a_stream_ends_with_its_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(stream_module, "CHECK_S", 0.0)
+    router = make_router(tmp_path)
+    await router.start([f"unix:{tmp_path}/r.sock"])
+    try:
+        async with dashboard(tmp_path, router) as board:
+            answer = await board.client.post("/api/login", json={"key": VIEWER})
+            cookie = {"cookie": answer.headers["set-cookie"].split(";")[0]}
+            sessions = board.server._app._sessions
+
+            async def read() -> list[bytes]:
+                async with board.client.stream("GET", "/api/stream", headers=cookie) as stream:
+                    return [piece async for piece in stream.aiter_raw()]
+
+            reading = asyncio.create_task(read())
+            await until(lambda: board.stream.readers == 1, "a reader")
+            deltas = board.feed.seq
+            await until(lambda: board.feed.seq > deltas + 1, "two more seconds")
+            assert not reading.done()
+            if ending == "expired":
+                sessions.session_s = -1.0
+            elif ending == "key gone":
+                sessions._keys._viewer = ()
+            else:
+                headers = cookie | {"x-csrf-token": answer.json()["csrf"]}
+                assert (await board.client.post("/api/logout", headers=headers)).status_code == 200
+            async with asyncio.timeout(60):
+                assert b"event: delta" in b"".join(await reading)
+            # the cookie itself opens nothing any more, wherever it was kept
+            assert (await board.client.get("/api/session", headers=cookie)).status_code == 401
+    finally:
+        await router.stop()
+
+
+async def test_a_reader_with_a_key_is_not_cut_by_the_wrong_guesses_of_others() -> None:
+    sessions = Sessions(Keys((VIEWER,), ()), 60.0)
+    for _ in range(TRIES):
+        with pytest.raises(Refusal):
+            sessions.who(None, "Bearer guess", "10.0.0.1")
+    assert sessions.holds("viewer", None, f"Bearer {VIEWER}")
+    assert not sessions.holds("admin", None, f"Bearer {VIEWER}")
+    assert not sessions.holds("viewer", None, "Bearer guess")
 
 
 async def test_a_hundred_streams_of_which_one_is_never_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.router.journal import JournalConfig, RouterJournal
+from actors.router.records import Records
 from actors.wire import messages as wire
 from app.ingress.digests import salt_of_application, session_digest
 from policies.request.terms import Terms
@@ -51,13 +52,15 @@ async def sent(directory: Path, salt: bytes) -> tuple[Terms, str]:
     the router's journal has of it.
     """
     async with rig(directory, pair(directory), salt=salt) as made:
-        journal = made.router._journal = RouterJournal(JournalConfig(), made.router.dispatcher, "0")
+        journal = RouterJournal(JournalConfig(), made.router.dispatcher, "0")
+        made.router._records = Records(made.router.decisions, journal)
         heard: list[wire.Submit] = []
         submit = made.router._submit
         made.router._submit = lambda c, m: (heard.append(m), submit(c, m))[0]  # type: ignore[method-assign]
         body = made.chat(session="rivers", user="somebody")
         assert (await made.client.post("/v1/chat/completions", json=body)).status_code == 200
         await made.idle()
+        made.router._records.catch_up()
         (message,) = heard
         return message.terms, "\n".join(journal.tail(1000))
 

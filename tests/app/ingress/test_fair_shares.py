@@ -75,6 +75,12 @@ def ask(made: Rig, user: str, **more: Any) -> asyncio.Task[httpx.Response]:
     return asyncio.create_task(made.client.post("/v1/chat/completions", json=body))
 
 
+def without_key(made: Rig) -> str:
+    """Has the client send no admin key, and returns the header that it has sent."""
+    key: str = made.client.headers.pop("authorization")
+    return key
+
+
 @pytest.mark.parametrize(
     ("ceiling", "asked"),
     [("interactive", {"priority": "interactive"}), ("standard", {}), (-1000, {"priority": -1000})],
@@ -104,28 +110,63 @@ async def test_a_flood_at_the_ceiling_leaves_the_other_user_its_share(
 
 async def test_nobody_without_a_key_asks_for_more_than_the_ceiling(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path), CONFIG) as made:
-        # the client sends an admin key: it is looked at for administration only
-        for priority in (-1000, -2):
-            answer = await ask(made, "u", priority=priority)
+        key = without_key(made)
+        # it is parsed in a thread
+        large = {"prompt_cache_key": "x" * 70_000}
+        for priority, more in ((-1000, {}), ("interactive", {}), (-1, large)):
+            answer = await ask(made, "u", priority=priority, **more)
             assert answer.status_code == 403
             error = answer.json()["error"]
             assert (error["code"], error["param"]) == ("priority_not_allowed", "priority")
             assert error["message"] == (
-                "A request without an API key may ask for priorities of -1 and more (class interactive), not for less."
+                "A request without an API key may ask for priorities of 0 and more (class standard), not for less."
+                " More is for admin keys, or where the server's ingress.options.ceiling allows it."
             )
-        header = {"x-sluice-priority": "-1000"}
-        answer = await made.client.post("/v1/chat/completions", json=made.chat(), headers=header)
-        assert answer.status_code == 403
+        for header in ({"x-sluice-priority": "-1000"}, {"x-sluice-priority": "interactive"}):
+            answer = await made.client.post("/v1/chat/completions", json=made.chat(), headers=header)
+            assert answer.status_code == 403
         assert not made.engines["p"].received
-        allowed = [await ask(made, "u", priority=priority) for priority in (-1, "interactive", "batch", 1000)]
+        allowed = [await ask(made, "u", priority=priority) for priority in (0, "standard", "batch", 1000)]
         assert [answer.status_code for answer in [*allowed, await ask(made, "u")]] == [200] * 5
+        # an admin key has no ceiling
+        made.client.headers["authorization"] = key
+        urgent = [
+            await ask(made, "u", priority=priority, **more) for priority, more in ((-1000, {}), (-1, large))
+        ]
+        assert [answer.status_code for answer in urgent] == [200] * 2
+        assert [one.priority for one in made.engines["p"].of(wire.Prefill)][-2:] == [-1000, -1]
     async with rig(tmp_path, pair(tmp_path), replace(CONFIG, ceiling=-1000)) as made:
+        without_key(made)
         assert (await ask(made, "u", priority=-1000)).status_code == 200
     async with rig(tmp_path, pair(tmp_path), replace(CONFIG, ceiling="batch")) as made:
+        without_key(made)
         # what asks for nothing is lowered
         assert (await ask(made, "u")).status_code == 200
         assert [message.priority for message in made.engines["p"].of(wire.Prefill)] == [1]
         assert (await ask(made, "u", priority="standard")).status_code == 403
+
+
+async def test_one_anonymous_flood_takes_no_waiting_request_of_others(tmp_path: Path) -> None:
+    """A completion of 1,000 prompts, which asks for the most urgent class and then for nothing, in a queue of 64."""
+    engines = [
+        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("d", "decode", tmp_path),
+    ]
+    async with rig(tmp_path, engines, CONFIG) as made:
+        without_key(made)
+        dispatcher = made.router.dispatcher
+        change = ev.PoliciesChanged(0.0, dispatch={"max_queue": 64}, fairness=ev.PolicyChoice("vtc", {}))
+        dispatcher.handle(change)
+        waiting = [ask(made, f"user-{i}", **COSTLY) for i in range(20)]
+        await until(lambda: dispatcher.queue_size == 19, "requests of others in the queue")
+        flood = {"prompt": ["a b c"] * 1000, "max_tokens": 4, "user": "flood"}
+        answer = await made.client.post("/v1/completions", json={**flood, "priority": "interactive"})
+        assert answer.status_code == 403
+        assert (await made.client.post("/v1/completions", json=flood)).status_code == 429
+        served = await users_served(made, 20)
+        assert len(set(served)) == 20
+        assert [(await one).status_code for one in waiting] == [200] * 20
+        await made.idle()
 
 
 @pytest.mark.parametrize("ceiling", ["urgent", -1001, 1001, 0.5, True, None])

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from actors.wire import messages as wire
+from app.api import chunks
 from app.api.plan import plan_chat, plan_completion
 from app.api.structure import check_structure
-from app.ingress import asgi
+from app.ingress import asgi, exchange
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import HfCodec, WordCodec
 from tests.app.ingress.play import byte_tokenizer
@@ -409,3 +410,48 @@ async def test_answers_with_too_many_log_probabilities_are_shed(tmp_path: Path) 
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "answer_memory")
             assert made.app.requests.answers.held_bytes == 0
         await made.idle()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_large_answer_is_built_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """With no time for more than one part a turn, others have a turn for each part."""
+    monkeypatch.setattr(exchange, "TURN_S", 0.0)
+    monkeypatch.setattr(chunks, "PART_ENTRIES", 1)
+    entry = ("a", 1, -0.5, [("b", 2, -1.0)])
+    turns = 0
+    async with rig(tmp_path, pair(tmp_path, auto=False), CONFIG) as made:
+        loop, answers, p, d = asyncio.get_running_loop(), made.app.requests.answers, *made.engines.values()
+
+        def turn() -> None:
+            nonlocal turns
+            if not made.connections.live and answers.held_bytes:
+                turns += 1
+                if leaves and turns == 5:
+                    asked.cancel()
+            if not asked.done():
+                loop.call_soon(turn)
+
+        body = {"prompt": "a", "max_tokens": 400, "logprobs": 1}
+        asked = asyncio.create_task(made.client.post("/v1/completions", json=body))
+        await until(lambda: p.of(wire.Prefill), "a prefill")
+        attempt_id = p.of(wire.Prefill)[-1].attempt_id
+        p.finish_prefill(attempt_id)
+        await until(lambda: d.of(wire.Decode), "a decode")
+        d.admit(attempt_id)
+        turn()
+        for _ in range(399):
+            d.token(attempt_id, "a", logprobs=[entry])
+        d.token(attempt_id, "a", finish="stop", logprobs=[entry])
+        if leaves:
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        else:
+            answer = (await asked).json()
+            assert answer["choices"][0]["logprobs"]["tokens"] == ["a"] * 400
+            assert turns >= 400
+        await made.idle()
+        assert answers.held_bytes == 0
+        labels = {"code": "499" if leaves else "200", "class": "standard", "model": MODEL}
+        assert made.metric("sluice_requests_total", **labels) == 1

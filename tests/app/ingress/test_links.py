@@ -12,7 +12,7 @@ from actors.wire import messages as wire
 from actors.wire.channel import WireError
 from actors.wire.sockets import listen
 from app.api.extensions import ClassSlo
-from app.ingress import links
+from app.ingress import connections, links
 from app.ingress.config import IngressConfig
 from app.ingress.connections import Connected
 from app.ingress.digests import session_digest
@@ -169,7 +169,7 @@ async def test_an_engine_that_comes_back_elsewhere_is_found_there(tmp_path: Path
 
 async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -> None:
     slo = {"interactive": ClassSlo(ttft_s=0.5, tpot_s=0.05)}
-    config = IngressConfig(served_names=(MODEL,), class_slo=slo, sweep_interval_s=0.02)
+    config = IngressConfig(served_names=(MODEL,), class_slo=slo, sweep_interval_s=0.02, ceiling="interactive")
     async with rig(tmp_path, pair(tmp_path), config) as made:
         heard: list[Any] = []
         submit = made.router._submit
@@ -349,3 +349,27 @@ async def test_an_engine_grants_no_lease_of_an_impossible_length(tmp_path: Path,
         ):
             with pytest.raises(WireError, match="grants a lease of"):
                 made.connections._from_engine(link, message)
+
+
+async def test_a_replica_with_nothing_to_do_sweeps_seldom_until_something_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longer pause would be hours here, so all that follows happens because it was ended."""
+    monkeypatch.setattr(connections, "IDLE_SWEEPS", 10**6)
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
+    p, d = pair(tmp_path, auto=False)
+    async with rig(tmp_path, [p, d], config) as made:
+        replica = made.connections
+        await until(lambda: replica._sweeps_seldom, "nothing to sweep")
+        late = await made.client.post(
+            "/v1/chat/completions", json=made.chat(), headers={"x-sluice-timeout-s": "0.2"}
+        )
+        assert late.status_code == 504
+        await until(lambda: replica._sweeps_seldom, "nothing to sweep after the request")
+        d.kill()
+        await until(lambda: [info.id for info in replica.engines()] == ["p"], "an engine leaves")
+        await until(lambda: not replica._engines._retired, "its link ends")
+        await until(lambda: replica._sweeps_seldom, "nothing to sweep without the engine")
+        await made.router.stop()
+        await until(replica.decides_here, "the replica decides itself")
+        assert not replica._sweeps_seldom

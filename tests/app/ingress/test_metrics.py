@@ -71,6 +71,13 @@ def test_a_tier_and_a_decision_are_labels() -> None:
         ("3",),
     )
     assert router_metric("network_tier1_estimated_bytes_per_second", "gauge")[1] == ("1",)
+    slowdown, labels = router_metric("network_tier2_slowdown_fleet_8", "gauge")
+    assert (slowdown.name, dict(zip(slowdown.labels, labels, strict=True))) == (
+        "sluice_router_network_tier_slowdown",
+        {"tier": "2", "form": "fleet", "others": "8"},
+    )
+    learnt_from, labels = router_metric("network_tier2_slowdown_transfers", "gauge")
+    assert (learnt_from.name, labels) == ("sluice_router_network_tier_slowdown_transfers", ("2",))
     assert router_metric("decisions_reject_queue_full", "counter")[1] == ("reject_queue_full",)
 
 

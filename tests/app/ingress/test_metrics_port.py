@@ -12,7 +12,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics_port import MetricsPort, metrics_ports
 from benchmarks.live.servers import free_ports
-from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, pair, rig, until
 
 
 @pytest.fixture
@@ -51,6 +51,46 @@ async def test_it_shows_the_replica_and_takes_no_work(made: Rig) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
         assert (await client.get("/sluice/admin/policy")).status_code == 404
     await metrics.stop()
+
+
+async def test_status_and_metrics_need_a_viewer_or_admin_key_where_that_is_configured(tmp_path: Path) -> None:
+    config = IngressConfig(
+        (MODEL,),
+        sweep_interval_s=0.02,
+        status_needs_key=True,
+        viewer_keys=("viewer-key",),
+        admin_keys=(ADMIN_KEY,),
+    )
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+        (port,) = free_ports(1)
+        metrics = MetricsPort(made.app, ListenerConfig(), [port])
+        await metrics.start()
+        made.client.headers.pop("authorization")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as own:
+            for client in (made.client, own):
+                for path in ("/metrics", "/sluice/status"):
+                    for key, status in (
+                        ("viewer-key", 200),
+                        (ADMIN_KEY, 200),
+                        ("another-key", 401),
+                        ("", 401),
+                    ):
+                        headers = {"authorization": f"Bearer {key}"} if key else {}
+                        answer = await client.get(path, headers=headers)
+                        assert answer.status_code == status, (path, key)
+                        if status == 401:
+                            assert answer.json()["error"]["code"] == "viewer_key"
+                assert (await client.get("/health/ready")).status_code == 200
+        viewer = {"authorization": "Bearer viewer-key"}
+        assert (await made.client.get("/sluice/admin/policy", headers=viewer)).status_code == 401
+        await metrics.stop()
+
+
+def test_viewer_keys_want_the_option() -> None:
+    with pytest.raises(ValueError, match="viewer_keys needs status_needs_key"):
+        IngressConfig((MODEL,), viewer_keys=("viewer-key",))
+    with pytest.raises(ValueError, match="viewer_keys must be printable"):
+        IngressConfig((MODEL,), viewer_keys=("short",), status_needs_key=True)
 
 
 async def test_the_next_port_is_taken_and_a_full_range_is_tried_again(

@@ -1,11 +1,13 @@
 """An ingress pushes what it knows to observers, and never waits for one."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
+from actors.wire.link import CLOSE_S
 from actors.wire.sockets import connect, listen
 from app.ingress import observers
 from tests.app.ingress.rig import pair, rig, until
@@ -54,6 +56,56 @@ async def test_an_ingress_drops_what_an_observer_does_not_read(
             channel.abort("done")
         await until(lambda: not made.connections.fleet.observers, "a fleet without observers")  # type: ignore[union-attr]
         await until(lambda: not own._watchers, "no observer")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_an_ingress_that_stops_tells_what_it_counted_last_and_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(observers, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(observers, "LAST_READ_S", 0.05)
+    told: list[wire.Message] = []
+    channels: list[Channel] = []
+
+    def connected(channel: Channel) -> None:
+        channels.append(channel)
+        if not reads:
+            assert channel._transport is not None
+            channel._transport.pause_reading()
+
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        server, address = await listen(
+            f"unix:{tmp_path}/o.sock",
+            lambda: Channel(Identity("observer", "o"), lambda c, message: told.append(message), connected),
+        )
+        link = await connect(
+            made.router.addresses, lambda: Channel(Identity("observer", "o"), lambda c, m: None)
+        )
+        link.send(wire.Observing((address,)))
+        own = made.connections.observers
+        await until(lambda: channels and own._connected, "a connection to the observer")
+        assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
+        await made.idle()
+        channel = own._watchers["o"].link.channel
+        if not reads:
+            # more than the socket takes
+            assert channel is not None and channel._transport is not None
+            channel._transport.write(bytes(2**21))
+        # less than the seconds that other peers get to read
+        async with asyncio.timeout(CLOSE_S - 1):
+            await own.stop()
+        await own.stop()
+        link.abort("done")
+        server.close()
+    if reads:
+        await until(lambda: told, "the last push")
+        (last,) = told
+        assert isinstance(last, wire.IngressObserved)
+        (counted,) = [one for one in last.figures if one.name == "sluice_requests_total"]
+        assert [numbers for _, numbers in counted.series] == [(1.0,)]
+        assert [one.status for one in last.requests] == [200]
+    for channel in channels:
+        channel.abort("done")
 
 
 async def test_without_observers_nothing_is_kept(tmp_path: Path) -> None:

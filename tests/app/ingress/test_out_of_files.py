@@ -9,18 +9,22 @@ import pytest
 from app.ingress.http.listener import ACCEPTED_AT_ONCE
 
 SCRIPT = """
-import asyncio, json, os, resource, socket, sys, tempfile
+import asyncio, json, os, resource, socket, ssl, sys, tempfile
 from pathlib import Path
+import httpx
 from app.ingress.http import listener
 from tests.app.ingress.rig import pair, raw, rig
+from tests.app.ingress.test_tls import certificate
 
 # as if connections to engines and open files had taken what is left for them
 listener._affordable = lambda most: most
 
+client_tls = None
+
 async def answered(port):
     for _ in range(200):
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_tls)
             writer.write(raw("GET", "/health/live", b"", "connection: close"))
             got = await asyncio.wait_for(reader.read(), 5)
             writer.close()
@@ -32,8 +36,14 @@ async def answered(port):
     return False
 
 async def main():
+    global client_tls
     with tempfile.TemporaryDirectory() as folder:
-        async with rig(Path(folder), pair(Path(folder))) as made:
+        config = None
+        if sys.argv[2] == "tls":
+            cert, key = certificate(Path(folder))
+            config = listener.ListenerConfig(port=0, tls_cert=cert, tls_key=key)
+            client_tls = ssl.create_default_context(cafile=cert)
+        async with rig(Path(folder), pair(Path(folder)), listener=config) as made:
             port = made.listener.port
             before = await answered(port)
             # the clients are made first: they have their files, and the listener has none left for its ends
@@ -58,7 +68,10 @@ async def main():
                 os.close(one)
             print(json.dumps({"before": before, "after": await answered(port)}))
             # what was made before still works
-            answer = await made.client.post("/v1/chat/completions", json=made.chat())
+            url = made.url if client_tls is None else made.url.replace("http:", "https:")
+            verify = client_tls or True
+            async with httpx.AsyncClient(base_url=url, verify=verify, timeout=100) as client:
+                answer = await client.post("/v1/chat/completions", json=made.chat())
             print(json.dumps({"status": answer.status_code}))
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -70,9 +83,10 @@ else:
 """
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_without_a_file_for_it_a_connection_is_shed(loop: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, loop]
+def test_without_a_file_for_it_a_connection_is_shed(loop: str, tls: bool) -> None:
+    command = [sys.executable, "-c", SCRIPT, loop, "tls" if tls else "plain"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     first, second = map(json.loads, ran.stdout.splitlines())
@@ -80,4 +94,7 @@ def test_without_a_file_for_it_a_connection_is_shed(loop: str) -> None:
     assert first["after"]
     # some tries of ACCEPTED_AT_ONCE connections each; with the queue's length of 2048 there are thousands
     assert ran.stderr.count("out of system resource") < 64 * ACCEPTED_AT_ONCE
+    if tls:
+        # once a second, for some 3 s and what a slow machine adds
+        assert 1 <= ran.stderr.count("cannot accept connections") < 64
     assert second["status"] == 200

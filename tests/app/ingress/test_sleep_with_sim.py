@@ -204,7 +204,14 @@ async def test_an_application_that_sleeps_is_ready_and_a_request_wakes_it(tmp_pa
         await until(lambda: app.told() == "asleep" and not app.serve.sims, "sleep")
 
 
-@pytest.mark.parametrize("who", ["router", "autoscaler", "router and autoscaler", "ingress", "all"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param(one, marks=pytest.mark.nightly)
+        for one in ("router", "autoscaler", "router and autoscaler")
+    ]
+    + ["ingress", "all"],
+)
 async def test_processes_that_restart_while_everything_sleeps_still_wake_it(tmp_path: Path, who: str) -> None:
     async with asleep(tmp_path) as app:
         made = app.made

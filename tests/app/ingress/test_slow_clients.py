@@ -1,6 +1,7 @@
 """Clients that read slowly or not at all, many from one address, and streams on which nothing happens."""
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
@@ -75,6 +76,33 @@ async def test_who_reads_nothing_of_an_answer_is_cut(tmp_path: Path) -> None:
         await until(lambda: unread(made).held_bytes > 10_000_000, "an unread answer")
         await until(lambda: not made.listener._server.server_state.connections, "no connection")  # type: ignore[union-attr]
         assert unread(made).held_bytes == 0
+        sock.close()
+
+
+@pytest.mark.parametrize("leaves", ["keeps the connection", "ends the connection"])
+async def test_who_never_reads_the_last_bytes_of_an_answer_is_cut(tmp_path: Path, leaves: str) -> None:
+    """A transport that is closed waits for its last bytes to be read, which here are too few to pause its writer."""
+    listener = ListenerConfig(port=0, request_read_s=0.2, keep_alive_s=0.2)
+    async with rig(tmp_path, pair(tmp_path, auto=False), listener=listener) as made:
+        sock = small_reader(made)
+        ends = leaves == "ends the connection"
+        asked = SHORT.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1) if ends else SHORT
+        await asyncio.get_running_loop().sock_sendall(sock, asked)
+        attempt_id = await running(made)
+        one = connection(made)
+        assert one.transport is not None
+        # the answer finds the kernel's queue full, so all of it stays with the transport
+        fill = one.transport.get_extra_info("socket").dup()
+        fill.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                fill.send(b"x" * 65_536)
+        fill.close()
+        made.engines["d"].token(attempt_id, "x" * 1000, finish="stop")
+        await until(lambda: made.app.in_flight == 0, "an answer written")
+        assert 0 < one.transport.get_write_buffer_size() < protocol.HIGH_WATER_BYTES
+        assert not one._paused
+        await until(lambda: not made.listener._server.server_state.connections, "no connection")  # type: ignore[union-attr]
         sock.close()
 
 

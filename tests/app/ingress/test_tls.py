@@ -61,7 +61,8 @@ async def test_the_api_over_tls(tmp_path: Path, fast: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"tls_cert": "a"}, {"tls_key": "a"}, {"port": 70_000}, {"keep_alive_s": 0}]
+    "options",
+    [{"tls_cert": "a"}, {"tls_key": "a"}, {"port": 70_000}, {"keep_alive_s": 0}, {"handshake_s": 0}],
 )
 def test_a_wrong_listener_configuration_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="listener: "):

@@ -1,6 +1,7 @@
 """Tokenisers and chat templates: Hugging Face's semantics, on a tokenizer directory built here."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,15 @@ def test_a_template_that_refuses_says_so(directory: Path) -> None:
     made = codec(directory, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(TemplateError, match="roles must alternate"):
         render(made)
+
+
+def test_a_value_that_is_nested_too_deeply_for_a_template_is_refused(directory: Path) -> None:
+    made = codec(directory, "{{ messages[0].content | tojson }}")
+    value: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        value = [value]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        render(made, [{"role": "user", "content": value}])
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,23 @@
 """Groups share pre-warmed processes where their engines import alike, and Ray starts their replicas by the launcher."""
 
+import os
 import shlex
 import sys
 from typing import Any
 
 import pytest
+from ray._private.utils import set_visible_accelerator_ids
 from ray.serve._private.build_app import build_app
 
 from app.config import parse
 from app.graph import build
 from app.prewarmed import launcher
-from app.prewarmed.keeper import PrewarmedShare, prefix
+from app.prewarmed.keeper import ENVIRONMENT, PrewarmedShare, prefix
 
 
-def made(number: int = 1, enabled: bool = True, **decode: Any) -> dict[str, Any]:
+def made(number: int = 1, enabled: bool = True, gpus: float = 0, **decode: Any) -> dict[str, Any]:
     """Returns the deployments of a prefill and a decode group of vLLM engines and one of sim engines. `decode` are
-    options of the second.
+    options of the second, whose replicas have `gpus` GPUs.
     """
     args = {
         "model": {"path": "org/model"},
@@ -24,6 +26,7 @@ def made(number: int = 1, enabled: bool = True, **decode: Any) -> dict[str, Any]
             {
                 "name": "d",
                 "role": "decode",
+                "num_gpus": gpus,
                 "options": decode,
                 "env": {"A": "1"} if decode.get("slots") else {},
             },
@@ -64,10 +67,10 @@ def test_replicas_are_started_by_the_launcher_from_one_folder_whatever_their_rol
     assert share_of(deployments["SEngine"]) is None
 
 
-@pytest.mark.parametrize("options", [{"enforce_eager": False}, {"device": "cuda"}, {"slots": 4}])
-def test_what_imports_read_keeps_processes_apart(options: dict[str, Any]) -> None:
-    """The last one has an environment of its own."""
-    deployments = made(**options)
+@pytest.mark.parametrize(("options", "gpus"), [({"enforce_eager": False}, 0), ({}, 1), ({"slots": 4}, 0)])
+def test_what_imports_read_keeps_processes_apart(options: dict[str, Any], gpus: float) -> None:
+    """The second one computes on a GPU, and the last one has an environment of its own."""
+    deployments = made(gpus=gpus, **options)
     p, d = (share_of(deployments[name]) for name in ("PEngine", "DEngine"))
     assert p is not None
     assert d is not None
@@ -87,6 +90,20 @@ def test_nothing_is_pre_warmed_without_a_number_or_an_autoscaler(number: int, en
     deployments = made(number, enabled)
     assert python_of(deployments["PEngine"]) is None
     assert share_of(deployments["PEngine"]) is None
+
+
+def test_a_keeper_hides_no_gpus_from_the_processes_that_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own function, in a process that has no GPU, where the node's Ray hides GPUs from such processes."""
+    context = type("Context", (), {"get_accelerator_ids": lambda self: {"GPU": []}})
+    monkeypatch.setattr("ray.get_runtime_context", context)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    assert set_visible_accelerator_ids() == {"CUDA_VISIBLE_DEVICES": None}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert set_visible_accelerator_ids() == {}
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 def test_more_than_a_few_are_refused() -> None:

@@ -1,5 +1,6 @@
 """A pool keeps its number of processes ready, and makes new ones for those that were taken or have died."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,25 @@ def test_one_that_is_taken_is_made_again(rig: Rig) -> None:
     assert rig.made[1][0].poll() is not None
     # what became an engine lives on
     assert rig.made[0][0].poll() is None
+
+
+def test_one_that_cannot_be_made_is_tried_again_less_and_less_often(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper looks twice a second and logs each failure."""
+    tries: list[float] = []
+
+    def no_memory(cores: tuple[int, ...] | None) -> "subprocess.Popen[bytes]":
+        tries.append(rig.now_s)
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(rig.pool, "_start", no_memory)
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            rig.pool.look()
+        rig.now_s += 0.5
+    # after 1 s, 2 s, 4 s
+    assert tries == [0.0, 1.0, 3.0, 7.0]
 
 
 def test_one_that_dies_while_it_waits_is_made_again_at_once(rig: Rig) -> None:

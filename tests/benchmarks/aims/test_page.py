@@ -65,7 +65,8 @@ def test_rows_with_a_papers_aim_that_is_missed_or_open_are_shown_by_cause(
         f"Cause: {long.text} (`{long.said_in}`)",
         f"| {PEAK} (a note) | the paper's | -23.90 % | -15.00 % | +8.9 points | within 3 points: open |",
     ]
-    assert "| [NetKV](#netkv) | 1 of 5 met, 3 missed, 1 open | – | 1 | 5 |" in text
+    summary = f"| [NetKV](#netkv) | 1 of 5 met, 3 missed, 1 open | – | 1 | {len(ABSENT['NetKV'])} |"
+    assert summary in text
     assert "[results.md](results.md#experiments-netkv_load)" in text
 
 
@@ -90,7 +91,7 @@ def test_an_experiment_of_our_own_or_one_whose_aims_are_met_is_not_on_the_page(
         monkeypatch, section("overload", missed), section("", missed), section("netkv_context", reached)
     )
     assert "### a title" not in text
-    assert "| [NetKV](#netkv) | 1 of 1 met | – | 0 | 5 |" in text
+    assert f"| [NetKV](#netkv) | 1 of 1 met | – | 0 | {len(ABSENT['NetKV'])} |" in text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,23 @@ def test_words_of_a_paper_are_contradicted_where_the_whole_interval_lies_below(
     row = Row("PD-aware, k = 0: JCT below RR at 10/s", None, ours, "%", half_width)
     text = made(monkeypatch, section("deepflow_scheduling", row, Row("combined: JCT", None, -9.0)))
     assert ("The paper: It outperforms. Cause not found.\n\n| figure | ours |" in text) is shown
-    assert ("| PD-aware, k = 0: JCT below RR at 10/s |" in text) is shown and "combined" not in text
+    assert ("| PD-aware, k = 0: JCT below RR at 10/s |" in text) is shown and "combined: JCT" not in text
+
+
+def test_an_open_row_without_a_cause_says_that_its_interval_holds_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = Row("rag 250%, NetKV-Full vs RR: mean TTFT", -19.4, -16.0, "%", 1.5, "within 3 points", None)
+    text = made(monkeypatch, section("netkv_load", row))
+    assert page.OPEN in text and "within 3 points: open |" in text and page.NO_CAUSE not in text
+
+
+def test_an_experiment_without_a_result_stands_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page.provenance, "MISSING", {"experiments/forecast_value.json"})
+    text = made(monkeypatch)
+    assert "### BalanceRoute: without a result yet\n\n- `forecast_value`: " in text
+    monkeypatch.setattr(page.provenance, "MISSING", frozenset())
+    assert "without a result yet" not in made(monkeypatch)
 
 
 def test_every_paper_has_its_figures_without_an_experiment_on_the_page(

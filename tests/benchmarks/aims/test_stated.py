@@ -16,7 +16,7 @@ from benchmarks import provenance, results_io
 from benchmarks.aims import stated
 from benchmarks.check import Checked
 from benchmarks.checkout import ROOT, Origin
-from benchmarks.document import RESULTS
+from benchmarks.document import RESULTS, stated_when
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError, Row
 from benchmarks.results_io import load
@@ -119,6 +119,13 @@ def test_a_run_says_which_rows_have_other_aims(
     write(tmp_path, "toy", json.dumps({"rho *": "within 1 %"}))
     ran(tmp_path / "a")
     assert "'rho 0.2' has the aim 'closed form', and " in capsys.readouterr().err
+
+
+def test_the_document_says_whether_aims_were_stated_before_the_runs() -> None:
+    stored = load(RESULTS / "experiments/netkv/netkv_whole.json")
+    assert stated_when(replace(stored, aims="ab")) == "aims stated before the runs (ab)"
+    assert stated_when(replace(stored, aims="")) == "aims in no file before the runs"
+    assert stated_when(replace(stored, rows=())) == ""
 
 
 def test_a_broken_file_of_aims_ends_the_command_before_the_first_run(

@@ -93,7 +93,44 @@ def test_the_value_in_use_is_compared_with_the_best_of_its_parameter(
     results = Results("x", False, {**windows.variants, **variants}, {**windows.runs, **runs})
     [row] = [row for row in tuning.compare(results) if "value in use" in row.name]
     assert (row.ours, row.met) == (pytest.approx(above), above == 0.0)
-    assert row.note == f"best: {best}, in use: 3.0"
+    assert row.note.startswith(f"best: {best}, in use: 3.0; against 4.0 ")
+
+
+@pytest.mark.parametrize(
+    ("rivals", "used_at_the_end", "met"), [((20.0, 30.0), False, None), ((30.0, 31.0), True, None)]
+)
+def test_noise_and_the_end_of_a_grid_leave_the_best_value_open(
+    rivals: tuple[float, float], used_at_the_end: bool, met: bool | None
+) -> None:
+    """Rivals have 20 and 30 tokens where the value in use has 24 and 24: the interval holds 0. A value at the end of a
+    grid may be surely better than its neighbour, and is open all the same.
+    """
+    param = "pool_lag" if used_at_the_end else "horizon"
+    used = tuning.in_use(tuning.OURS, param)
+    variants = {v.name: v.config for v in tuning.variants(False) if f", ours oracle, {param} " in v.name}
+    runs = {
+        name: {
+            seed: {tuning.IMBALANCE: 24.0 if c["params"][param] == used else rivals[seed] + 0.1 * i}
+            for seed in (0, 1)
+        }
+        for i, (name, c) in enumerate(variants.items())
+    }
+    windows = made()
+    results = Results("x", False, {**windows.variants, **variants}, {**windows.runs, **runs})
+    [row] = [row for row in tuning.compare(results) if "value in use" in row.name]
+    assert row.met is met and ("at the end of its grid" in row.note) is used_at_the_end
+
+
+@pytest.mark.parametrize(("best", "met"), [(12, None), (8, False)])
+def test_the_last_window_of_the_grid_is_not_met_as_the_best(best: int, met: bool | None) -> None:
+    variants = {v.name: v.config for v in tuning.variants(False) if not tried(v.name)}
+    runs = {
+        name: {0: {tuning.IMBALANCE: 50.0 if config.get("window") == best else 100.0}}
+        for name, config in variants.items()
+    }
+    rows = {row.name: row for row in tuning.compare(Results("x", False, variants, runs))}
+    row = rows["br_h oracle: W of least imbalance"]
+    assert (row.ours, row.met, bool(row.note)) == (best, met, best == 12)
 
 
 TUNED = {"gamma": 0.7, "beta": 16.0}

@@ -173,6 +173,24 @@ def test_sustained_rates_of_each_form_are_over_the_best_rival_and_over_karuna() 
     assert sustained("x", above, 1.2)[0].note == "sjf, sjf above 80 % at all rates"
 
 
+def test_a_ratio_is_open_where_the_seeds_leave_it_open() -> None:
+    """MFS has 1 and 0.9 at 1/s and Karuna 0.9 and 0.72: 1.11 and 1.25 times, 1.17 by the means, and two seeds decide
+    little. A seed that is never at 80 % has no rate, so the ratio of rates has no interval.
+    """
+    seeds = [SHARES, {**SHARES, "mfs": {1.0: 0.9, 2.0: 0.6}, "karuna": {1.0: 0.72, 2.0: 0.4}}]
+    means = {
+        policy: {rate: (seeds[0][policy][rate] + seeds[1][policy][rate]) / 2 for rate in (1.0, 2.0)}
+        for policy in SHARES
+    }
+    row = over_rivals("x", means, 1.05, against="karuna", seeds=seeds)[1]
+    assert (
+        row.half_width is not None and row.half_width > 0.1 and (row.aim, row.met) == ("at least 1.05", None)
+    )
+    assert over_rivals("x", SHARES, 1.05, against="karuna", seeds=[SHARES] * 2)[1].met is True
+    rate = sustained("x", means, 1.2, seeds)[1]
+    assert (rate.half_width, rate.met, rate.note) == (None, None, "a seed without such a rate")
+
+
 @pytest.mark.parametrize(("work", "mean", "reuse"), [("conversation", 2_000, 0.50), ("agent", 1_000, 0.65)])
 def test_requests_are_as_long_and_as_shared_as_the_paper_s(work: str, mean: int, reuse: float) -> None:
     made, known, share = mfs.workload_of(mfs.config("mixtral-8x7b", work, "mfs", 1.0), 0)

@@ -238,3 +238,49 @@ def test_the_cost_punishes_lateness_and_the_best_points_are_those_in_use() -> No
             rows = [row for row in tuning.compare(results(tuning, least_for_used)) if row.aim]
             (row,) = (row for row in rows if row.name.startswith(f"{load}, {policy}: "))
             assert row.met
+
+
+def of_two_seeds(policy: str, points: dict[int, tuple[float, float, float]]) -> Results:
+    """Returns results of the day with these points of a policy: shares in time on two seeds, and engine time in h. All
+    other points of all policies are late and dear.
+    """
+    variants = {v.name: v.config for v in tuning.variants(False) if v.config["load"] == tuning.DAY}
+    runs = {name: {0: run(0.5, 36_000.0), 1: run(0.5, 36_000.0)} for name in variants}
+    for at, (one, other, hours) in points.items():
+        runs[f"day {policy} {at}"] = {0: run(one, 3_600.0 * hours), 1: run(other, 3_600.0 * hours)}
+    return Results("x", False, variants, runs)
+
+
+def test_the_best_point_of_the_day_has_enough_in_time_on_each_seed_if_any_has() -> None:
+    # 2 is cheaper than 3, but late on one seed, and 4 dearer; 1 has the least cost, 4.0 (1 + 20 * 0.001) h
+    some = {1: (0.989, 0.989, 4.0), 2: (1.0, 0.985, 4.2), 3: (0.99, 0.999, 4.4), 4: (1.0, 1.0, 4.5)}
+    assert tuning.best(of_two_seeds("joint", some), tuning.DAY, "joint") == "day joint 3"
+    none = {at: some[at] for at in (1, 2)}
+    assert tuning.best(of_two_seeds("joint", none), tuning.DAY, "joint") == "day joint 1"
+
+
+def test_rivals_are_compared_at_equal_attainment_and_at_equal_engine_time() -> None:
+    found = of_two_seeds("joint", {1: (0.98, 0.98, 4.0), 2: (0.995, 0.995, 4.5), 3: (1.0, 1.0, 8.0)})
+    # the rival's point with the most in time, of two the cheaper one
+    for at, share, hours in ((5, 0.99, 5.0), (6, 0.99, 6.0), (7, 0.9, 1.0)):
+        found.runs[f"day ongoing {at}"] = {0: run(share, 3_600.0 * hours), 1: run(share, 3_600.0 * hours)}
+    most, time, equal, gain = tuning.at_equal(found, "ongoing")
+    assert (most.ours, time.ours) == (pytest.approx(99.0), pytest.approx(5.0))
+    assert (equal.ours, equal.met) == (pytest.approx(-10.0), True)
+    assert (gain.ours, gain.met) == (pytest.approx(0.5), True)
+    # a rival that is cheaper than all of ours, and one that serves more than all of ours
+    found.runs["day demand_rate 1"] = {0: run(0.6, 3_600.0), 1: run(0.6, 3_600.0)}
+    _, _, equal, gain = tuning.at_equal(found, "demand_rate")
+    assert (equal.ours, equal.met, gain.ours, gain.met) == (pytest.approx(300.0), False, None, False)
+    found.runs["day joint 3"] = found.runs["day joint 2"]
+    found.runs["day ongoing 5"] = {0: run(1.0, 18_000.0), 1: run(1.0, 18_000.0)}
+    _, _, equal, gain = tuning.at_equal(found, "ongoing")
+    assert (equal.ours, equal.met, gain.ours, gain.met) == (None, False, pytest.approx(-0.5), False)
+
+
+def test_the_worst_seed_of_the_day_is_shown() -> None:
+    found = results(diurnal, lambda name, c: run(0.99, 100.0))
+    for name in found.runs:
+        found.runs[name] = {0: run(1.0, 100.0), 1: run(0.96, 100.0)}
+    row = diurnal.compare(found)[-1]
+    assert (row.ours, row.note) == (pytest.approx(96.0), "by seed: 100.00, 96.00")

@@ -78,6 +78,7 @@ def test_a_lone_simulated_request_takes_the_sum_of_its_parts(setup: Setup) -> No
 
 @pytest.mark.live
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_short_run_against_a_live_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The benchmark of hostile clients: windows, figures and aims made by hand, and short forms on live applications."""
 
+import json
 import resource
 import tempfile
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from app.ingress.config import IngressConfig
+from benchmarks.document import RESULTS
+from benchmarks.hostile import __main__ as hostile_command
 from benchmarks.hostile import run as hostile_run
 from benchmarks.hostile.clients import FilesError, Kind, allow_files, requests_of
 from benchmarks.hostile.report import rows_of
@@ -49,7 +52,7 @@ def test_half_open_requests_lack_a_part() -> None:
 
 def test_the_budget_is_that_of_the_connections_that_may_be_open() -> None:
     config = IngressConfig(served_names=("sim",), max_connections_per_address=100)
-    shared = (256 + 256 + 16) * 2**20
+    shared = (256 + 256 + 16 + 1024) * 2**20
     assert budget_bytes(config, 10) == shared + 10 * CONNECTION_BYTES
     assert budget_bytes(config, 10_000) == shared + 100 * CONNECTION_BYTES
     assert limits("raised").max_connections == RAISED["max_connections"]
@@ -99,6 +102,17 @@ EXPECTED: dict[Kind, set[str]] = {
     "idle": {"no answer, open"},
     "large": {"200, closed"},
 }
+
+
+def test_the_command_keeps_its_result_where_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hostile_command.OUT == RESULTS / "hostile"
+    monkeypatch.setattr(hostile_command, "OUT", tmp_path / "hostile")
+    monkeypatch.setattr(hostile_command, "facts", lambda module, folders: {"code": "x"})
+    monkeypatch.setattr("benchmarks.live.machine.at_the_end", lambda machine: machine)
+    assert hostile_command.main(["--slow-readers=0", "--half-open=0", "--idle=0", "--large=0"]) == 0
+    assert json.loads((tmp_path / "hostile/hostile.json").read_text())["runs"] == []
 
 
 @pytest.mark.live

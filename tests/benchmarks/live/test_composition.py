@@ -165,6 +165,7 @@ def test_a_simulated_block_knows_the_clients_only_where_they_are_told() -> None:
 
 @pytest.mark.live
 @pytest.mark.timeout(400)
+@pytest.mark.nightly
 def test_a_short_run_against_a_live_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     setup = Setup(
         cluster=SMALL, policies=("NetKV", "composition"), loads=(0.9,), rounds=1, seconds=3.0, train=20

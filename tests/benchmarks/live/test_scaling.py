@@ -22,6 +22,7 @@ from benchmarks.live.fleet import Answer
 from benchmarks.live.scaling import SMALL, Burst, Setup, burst_plan, pool_size, stream_plans
 from benchmarks.live.scaling_report import attainment, draw, harm, mean_steps, scaling_rows, steps_rows
 from benchmarks.live.scaling_steps import cached_share, compared, evict, read_whole, start_of, steps_of
+from benchmarks.live.servers import ServerError
 from benchmarks.sim.starts import load
 from benchmarks.steering import first_routes
 from policies.dispatch.actions import RouteDecode
@@ -304,6 +305,8 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
     assert late["warm pool: order to first text, last engine"].met is False
     missing = {row.name: row for row in scaling_rows(measured(warm={"first_text_s": [0.5]}))}
     assert missing["warm pool: order to first text, last engine"].met is False
+    ended = {row.name: row for row in scaling_rows(measured(streams={"open_at_the_last_change": False}))}
+    assert ended["streams: other texts"].met is ended["streams: cut or failed"].met is False
     assert list(OTHERS["scaling_live/scaling.json"].read(measured())) == list(scaling_rows(measured()))
 
 
@@ -318,11 +321,28 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
         {"warm": {"lost": {"cut": 1}}},
         {"zero": {"lost": {"cut": 1}}},
         {"burst": {"joint": {"lost": {"cut": 1}}}},
-        {"activation": {"rounds": [{"wanted": 1, "first_text_s": [], "lost": {"cut": 1}}]}},
+        {"activation": {"rounds": [{"wanted": 1, "first_text_s": [0.1], "lost": {"cut": 1}}]}},
+        {"activation": {"rounds": [{"wanted": 2, "first_text_s": [0.1], "lost": {}}]}},
+        {"warm": {"first_text_s": [0.5]}},
+        {"cold": {"first_text_s": [0.5]}},
     ],
 )
-def test_every_lost_request_and_other_text_is_harm(change: dict[str, Any]) -> None:
+def test_every_lost_request_other_text_and_silent_engine_is_harm(change: dict[str, Any]) -> None:
     assert harm(measured(**change)) == 1
+
+
+def test_an_activated_engine_without_a_text_has_missed_the_aim() -> None:
+    # 119 of 120 in time: their p99 is within the aim
+    rounds = [{"wanted": 4, "first_text_s": [0.1] * 4, "lost": {}}] * 29
+    rounds.append({"wanted": 4, "first_text_s": [0.1] * 3, "lost": {}})
+    rows = {row.name: row for row in scaling_rows(measured(activation={"rounds": rounds}))}
+    assert rows["activation: engines"].ours == 120
+    assert rows["activation: engines without a text"].met is False
+    p99 = rows["activation: order to first text, p99"]
+    assert p99.ours == pytest.approx(0.1) and p99.met is False
+    silent = [{"wanted": 1, "first_text_s": [], "lost": {}}]
+    rows = {row.name: row for row in scaling_rows(measured(activation={"rounds": silent}))}
+    assert rows["activation: engines without a text"].met is False
 
 
 def test_a_run_goes_on_after_its_finished_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,6 +399,72 @@ def test_texts_may_part_at_a_near_tie_only() -> None:
     assert compared(one, said(("a", -0.1, -3.0))) == "other"
 
 
+def test_streams_last_as_long_on_any_machine() -> None:
+    setup = scaling_steps.Setup(streams=50)
+    for step_s in (0.05, 0.15, 0.5):
+        tokens = [json.loads(one.body)["max_tokens"] for one in scaling_steps.stream_plan(setup, step_s)]
+        assert 9.0 - step_s <= min(tokens) * step_s < 12.0 and 42.0 < max(tokens) * step_s <= 45.0 + step_s
+    # the context ends first
+    fast = [json.loads(one.body)["max_tokens"] for one in scaling_steps.stream_plan(setup, 0.001)]
+    assert set(fast) == {setup.max_model_len - scaling_steps.PROMPT_TOKENS}
+
+
+def test_the_step_is_that_of_the_whole_streams_sent_at_once() -> None:
+    answers = [Answer(first_s=1.0, last_s=1.0 + 16 * step_s, problem=None) for step_s in (0.1, 0.2, 0.9)]
+    answers.append(Answer())
+    sent: list[int] = []
+
+    def send(plan: list[Any], patience_s: float) -> Any:
+        sent.append(len(plan))
+        return SimpleNamespace(result=lambda: answers)
+
+    made: Any = SimpleNamespace(
+        streams=SimpleNamespace(send=send), fleet=SimpleNamespace(wait_idle=lambda: None)
+    )
+    assert scaling_steps.measured_step_s(made, scaling_steps.Setup()) == pytest.approx(0.2)
+    assert sent == [16]
+    answers[:] = [Answer()]
+    with pytest.raises(ServerError, match="no probe"):
+        scaling_steps.measured_step_s(made, scaling_steps.Setup())
+
+
+def test_a_stream_is_under_way_at_a_switch_from_before_its_order_until_after_it() -> None:
+    whole = [Answer(0.0, first_s, last_s, None) for first_s, last_s in ((1.0, 9.0), (1.0, 5.0), (4.5, 9.0))]
+    cut = Answer(0.0, 1.0, 9.0, "cut")
+    assert scaling_steps.under_way([*whole, cut], 4.0, 6.0) == 1
+
+
+SWITCH: dict[str, Any] = {
+    "streams": 16,
+    "switch_s": [0.1, 0.2],
+    "lost": {},
+    "undisturbed_lost": {},
+    "other_texts": 0,
+    "near_ties": 8,
+    "equal_texts": 8,
+    "open_at_the_last_switch": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        ({}, set()),
+        (
+            {"open_at_the_last_switch": 0},
+            {"streams under way at the last switch", "streams cut or failed", "other texts"},
+        ),
+        ({"near_ties": 9, "equal_texts": 7}, {"texts equal to the end"}),
+        ({"other_texts": 1}, {"other texts"}),
+    ],
+)
+def test_equal_texts_are_shown_by_streams_under_way_at_the_last_switch_half_of_them_to_the_end(
+    change: dict[str, Any], missed: set[str]
+) -> None:
+    rows = steps_rows({"parts": {"switch": SWITCH | change}})
+    assert {row.name for row in rows if row.met is False} == {f"switch: {name}" for name in missed}
+
+
 def test_steps_of_a_start_add_up_to_the_time_to_the_first_token(tmp_path: Path) -> None:
     phases = {"imports": 9.0, "config": 1.0, "core_spawn": 0.5, "worker_imports": 8.5, "weights": 3.0}
     phases |= {"kv_cache": 0.5, "core_ready": 1.5, "warm_up": 1.0, "ready": 25.0}
@@ -433,14 +519,7 @@ def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
     assert mean_steps(runs)["cold"] == {"imports": 11.0, "weights": 8.0}
     parts: dict[str, Any] = {
         "starts": {"runs": runs},
-        "switch": {
-            "streams": 16,
-            "switch_s": [0.1, 0.2],
-            "lost": {},
-            "undisturbed_lost": {},
-            "other_texts": 0,
-            "near_ties": 1,
-        },
+        "switch": SWITCH,
         "drain": {
             "leases": 20,
             "requests": 48,

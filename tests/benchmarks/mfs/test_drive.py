@@ -197,6 +197,7 @@ async def test_a_cold_engine_reads_the_prefix_that_the_first_one_lends_or_comput
     assert all(one["stages"]["p2d"]["flows"] == 24 for one in found.values())
 
 
+@pytest.mark.nightly
 async def test_the_bandwidth_is_that_of_the_time_in_which_bytes_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

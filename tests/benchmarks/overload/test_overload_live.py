@@ -13,7 +13,7 @@ from benchmarks.overload.report import markdown, rows
 from benchmarks.overload.sides import DECODES, NAMES, ROUTER, SLOTS, SLUICE, STEP_S
 from benchmarks.peers import environment
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.nightly]
 
 LOAD = 5.0
 BRIEF = Mix(prompt_tokens=40.0, output_tokens=8.0, longest_prompt=100, longest_output=20)
@@ -32,7 +32,7 @@ def silent(_text: str) -> None:
             ROUTER,
             marks=pytest.mark.skipif(
                 environment.installed() is None,
-                reason="vllm-router is not on this machine: `make bench-overload` installs it",
+                reason="vllm-router is not here: python -m benchmarks.peers.environment installs it",
             ),
         ),
     ],

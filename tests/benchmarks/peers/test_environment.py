@@ -26,8 +26,9 @@ def test_an_environment_that_was_not_finished_is_not_there(cache: Path) -> None:
     assert environment.versions() == {"vllm-router": "0.1.17"}
 
 
+@pytest.mark.nightly
 def test_what_pip_does_not_find_is_an_error_that_says_so_and_leaves_no_stamp(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -35,6 +36,8 @@ def test_what_pip_does_not_find_is_an_error_that_says_so_and_leaves_no_stamp(
     left.mkdir(parents=True)
     with pytest.raises(environment.PeerError, match=r"vllm-router 0\.1\.17 cannot be installed here"):
         environment.install()
+    assert environment.main() == 1
+    assert "vllm-router 0.1.17 cannot be installed here" in capsys.readouterr().err
     assert environment.installed() is None
     assert not left.exists()
     assert (cache / "peers").is_dir()

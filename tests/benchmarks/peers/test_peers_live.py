@@ -13,7 +13,7 @@ from benchmarks.peers.report import markdown, rows
 from benchmarks.peers.rows import PYTHON, WRK, Case
 from benchmarks.peers.sides import BARE, HOT, LEAN, ROUTER, SIDES, SLUICE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 CHOSEN = (
     Case(PYTHON, 8),
@@ -36,7 +36,7 @@ def silent(_text: str) -> None:
             id="vllm-router",
             marks=pytest.mark.skipif(
                 environment.installed() is None,
-                reason="vllm-router is not on this machine: `make bench-peers` installs it",
+                reason="vllm-router is not here: python -m benchmarks.peers.environment installs it",
             ),
         ),
     ],

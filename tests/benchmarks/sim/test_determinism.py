@@ -74,7 +74,7 @@ def log_of(decode: str, seed: int = 3) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize("decode", ["composition", "power_of_two"])
+@pytest.mark.parametrize("decode", [pytest.param("composition", marks=pytest.mark.nightly), "power_of_two"])
 def test_same_log_in_processes_of_different_hash_seed(decode: str) -> None:
     code = (
         "import hashlib, importlib.util as u\n"

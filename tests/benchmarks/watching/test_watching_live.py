@@ -10,7 +10,7 @@ from benchmarks.watching.cost import Rounds, Setup
 from benchmarks.watching.cost_report import BOARD, NOBODY, PAGES
 from benchmarks.watching.traced_report import rows
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
 
 
 def silent(_text: str) -> None:
@@ -36,4 +36,5 @@ def test_traces_while_engines_are_killed_are_those_of_the_tasks() -> None:
     assert found["going_on"] >= 1
     assert (found["differences"], found["orphans"], found["failed"]) == ([], {}, {})
     assert found["spans"] == found["tasks"]
-    assert all(row.met is not False for row in rows(found) if not row.unit)
+    # times that a trace leaves out are the benchmark's to judge, on a quiet machine (docs/operations.md, "Traces")
+    assert [row.name for row in rows(found) if row.met is False and not row.unit] == []

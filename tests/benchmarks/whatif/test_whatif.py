@@ -13,6 +13,7 @@ from benchmarks.whatif.build import run_one
 from benchmarks.whatif.changes import changed, variants_of
 from benchmarks.whatif.cli import EXAMPLES, command, example
 from benchmarks.whatif.config import Base, Variant, WhatIfError, read, validated
+from benchmarks.whatif.live.describe import Described
 from predictors.memorise import Memorised
 from predictors.oracle import Oracle
 from predictors.survival import EmpiricalSurvival
@@ -242,6 +243,53 @@ def test_the_command_answers_side_by_side(tmp_path, capsys):
     assert whole["comparison"]["ttft_mean_s"]["base"]["value"] == pytest.approx(sum(means) / 2)
     assert {"commit", "command", "date"} <= set(whole)
     assert "twice the load" in page.read_text() and "<table>" in page.read_text()
+
+
+@pytest.fixture
+def from_live(tmp_path) -> Path:
+    """A base of four requests that was made from what ran, with what was measured beside it."""
+    lines = [
+        json.dumps({"timestamp": 500.0 * i, "input_length": 64, "output_length": 8, "hash_ids": []})
+        for i in range(4)
+    ]
+    workload = "".join(line + "\n" for line in lines)
+    text = yaml.safe_dump(raw(network=None, workload={"file": "workload.jsonl"}, run={"seeds": 1}))
+    return Described(text, workload, {"ttft_mean_s": 1e6}, {}, []).write(tmp_path)
+
+
+def judged(path: Path, *given: str) -> dict | None:
+    answer = path.with_name("a.json")
+    assert command.run(arguments(str(path), "--jobs", "1", "--json", str(answer), *given)) == 0
+    return json.loads(answer.read_text()).get("trust")
+
+
+def test_what_was_measured_stands_beside_the_base_that_was_measured(from_live, capsys):
+    trust = judged(from_live)
+    assert trust is not None and not trust["ok"] and "measured 1e+06" in trust["text"]
+    assert "measured" in capsys.readouterr().out.splitlines()[0]
+    # variants, comments and seeds leave the base what it is, and so does another name of the file
+    variants = [{"name": "v", "set": {"policies.decode.name": "join_shortest_queue"}}]
+    more = {**yaml.safe_load(from_live.read_text()), "what_if": variants}
+    other = from_live.with_name("question.yaml")
+    other.write_text("# a comment\n" + yaml.safe_dump({**more, "run": {"seeds": 2}}))
+    assert judged(other) == trust
+
+
+@pytest.mark.parametrize("what", ["base", "workload", "measured by an older release"])
+def test_what_was_measured_of_another_base_judges_nothing(from_live, capsys, what):
+    folder = from_live.parent
+    if what == "base":
+        changed = yaml.safe_load(from_live.read_text())
+        changed["cluster"]["engines"][1]["count"] = 3
+        from_live.write_text(yaml.safe_dump(changed))
+    elif what == "workload":
+        workload = (folder / "workload.jsonl").read_text()
+        (folder / "workload.jsonl").write_text("".join(workload.splitlines(True)[:3]))
+    else:
+        (folder / "measured.json").write_text(json.dumps({"measured": {"ttft_mean_s": 1.0}, "facts": {}}))
+    assert judged(from_live) is None
+    printed = capsys.readouterr()
+    assert "is of another base" in printed.err and "measured" not in printed.out.splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,20 @@ def test_a_line_goes_through_its_points_and_never_falls() -> None:
     assert close.slope == 0.0  # the points lie too close together
 
 
+def test_a_line_that_would_reach_zero_falls_in_proportion_and_stays_above_it() -> None:
+    steep = Line()
+    for x, y in ((4.0, 0.010), (8.0, 0.030)):
+        steep.add(x, y, 1.0, 1.0)
+    # y = 0.005 * x - 0.01 is 0 at 2; the mean of the points is (6, 0.02)
+    assert [steep.at(x) for x in (0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 8.0)] == pytest.approx(
+        [0.02 / 6, 0.02 / 6, 0.02 / 6, 0.04 / 6, 0.06 / 6, 0.02, 0.03]
+    )
+    rising = Line()
+    for x in (2.0, 4.0):
+        rising.add(x, 0.001 + 0.005 * x, 1.0, 1.0)
+    assert rising.at(0.0) == pytest.approx(0.001)
+
+
 def test_rates_come_from_the_differences_between_looks() -> None:
     rates = Rates()
     rates.look(

@@ -61,6 +61,21 @@ def test_a_request_goes_prefill_pool_decode() -> None:
     assert second.decision.worker == "d"
 
 
+def test_a_night_without_requests_does_not_lengthen_retry_after() -> None:
+    """Each request ends 0.5 s after its arrival. So does the first one of the day, the last before a burst that fills
+    both slots of the prefill engine and the queue of three.
+    """
+    d = pd(max_queue=3, status_stale_s=1e9)
+    at_s = (0.0, 0.5, 1.0, 30_000.0)
+    for n, now_s in enumerate(at_s):
+        d.handle(req(f"r{n}", arrived_s=now_s))
+        d.handle(ev.Closed(now_s + 0.5, f"r{n}", "cancelled"))
+    actions = [action for n in range(6) for action in d.handle(req(f"b{n}", arrived_s=30_001.0))]
+    (refused,) = [action for action in actions if isinstance(action, Reject)]
+    # half a second for each of three
+    assert (refused.reason, refused.retry_after_s) == ("queue_full", pytest.approx(1.5))
+
+
 def test_without_any_engine_it_is_rejected_at_once_with_503() -> None:
     action = one(make().handle(req("r")))
     assert isinstance(action, Reject)

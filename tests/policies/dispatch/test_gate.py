@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from policies.admission.base import Verdict
+from policies.admission.base import Case, Judgement, Moment, Outlook, Verdict
 from policies.admission.by_wait import ByWait
 from policies.admission.open import Open
+from policies.admission.rates import Line
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.fairness.base import FairnessPolicy
@@ -18,6 +19,7 @@ from policies.fairness.vtc import VirtualTokenCounter
 from policies.journal.lines import JournalWriter
 from policies.journal.replay import replay
 from policies.request.terms import Terms
+from policies.routing.base import PolicyError
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
 from policies.state.standby import Phase, Standby
@@ -384,6 +386,105 @@ def test_the_policy_changes_at_run_time_and_measures_from_then_on() -> None:
     assert fleet.d.admission == ByWait(hold_s=5.0)
     fleet.d.handle(ev.PoliciesChanged(fleet.now_s, admission=ev.PolicyChoice("open")))
     assert fleet.d.admission == Open()
+
+
+@pytest.mark.parametrize("fairness", [VirtualTokenCounter(), NoFairness()], ids=lambda one: one.name)
+def test_a_request_of_more_choices_than_slots_is_not_held_in_an_idle_fleet(fairness: FairnessPolicy) -> None:
+    """Two slots free two sequences a second, so the last of 20 choices waits for 9 s, and for nobody else's sequences:
+    held until then it would never be sent, and nobody could pass it.
+    """
+    fleet = Fleet(slots=2, fairness=fairness)
+    fleet.measure()
+    many = Request("many", fleet.now_s, PROMPT, 100, slots=20)
+    assert [type(action) for action in fleet.handle(ev.Arrived(fleet.now_s, many))] == [RoutePrefill]
+
+
+def test_a_request_of_several_choices_is_held_for_the_slot_with_which_it_begins() -> None:
+    """With six of eight slots free it begins, though the mean wait for its last choice is above `hold_s`."""
+    fleet = Fleet(dataclasses.replace(PLAIN, hold_s=0.5), slots=8, fairness=VirtualTokenCounter())
+    fleet.measure()
+    for name in ("a", "b"):
+        fleet.arrive(name)
+        fleet.prefilled(name)
+        fleet.handle(ev.Admitted(fleet.now_s, name))
+    # 8 departures a second; 40 more than are free would wait for 5 s
+    many = Request("many", fleet.now_s, PROMPT, 100, slots=46)
+    assert [type(action) for action in fleet.handle(ev.Arrived(fleet.now_s, many))] == [RoutePrefill]
+
+
+def test_tokens_that_are_slower_than_in_proportion_leave_the_router_able_to_judge() -> None:
+    """A line through the time of a token by the size of a batch may be 0 at no sequences, and then no wait is known."""
+    fleet = Fleet(slots=2)
+    fleet.measure()
+    line = fleet.d._gate._rates.lines[Role.DECODE] = Line()
+    for sequences, token_s in ((4.0, 0.010), (8.0, 0.030)):
+        line.add(sequences, token_s, 100.0, 1.0)
+    for i in range(8):
+        fleet.arrive(f"r{i}", slo_s=100.0)
+    fleet.tick()
+    assert fleet.d.queue_size == 7
+    # a token takes 1/300 s, so two slots free 6 a second, and five sequences wait for them
+    (refused,) = fleet.arrive("late", slo_s=1.0)
+    assert isinstance(refused, Reject) and refused.status == 429
+
+
+def test_answers_that_end_without_a_token_leave_the_router_able_to_judge() -> None:
+    """The first client leaves before its first token, so the mean answer has no tokens while a second one streams."""
+    fleet = Fleet(slots=1)
+    fleet.tick()
+    for name in ("left", "streams"):
+        fleet.arrive(name)
+        fleet.prefilled(name)
+        fleet.handle(ev.Admitted(fleet.now_s, name))
+        if name == "left":
+            fleet.handle(ev.Closed(fleet.now_s, name, "cancelled", 0))
+    fleet.handle(ev.Progressed(fleet.now_s, "streams", 1))
+    fleet.tick(1.0)
+    fleet.handle(ev.Progressed(fleet.now_s, "streams", 100))
+    fleet.tick(1.0)
+    assert fleet.d.state.usual_output_tokens == 0.0
+    assert not fleet.arrive("next", slo_s=100.0) and fleet.d.queue_size == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Raises(ByWait):
+    """The policy that raises at the request `bad` at one moment."""
+
+    at: Moment = Moment.ARRIVAL
+
+    def judge(self, case: Case, outlook: Outlook) -> Judgement:
+        if case.request.attempt_id == "bad" and case.moment is self.at:
+            raise ZeroDivisionError("float division by zero")
+        return ByWait.judge(self, case, outlook)
+
+
+@pytest.mark.parametrize("at", Moment)
+def test_a_request_at_which_the_policy_raises_is_rejected_and_others_are_served(at: Moment) -> None:
+    """The request that stays would make the router raise at each event, and nothing would be sent any more."""
+    fleet = Fleet(Raises(at=at, hold_s=math.inf, ahead_s=math.inf), slots=1)
+    decided: list[Action] = []
+    faults: list[str] = []
+
+    def act(event: ev.Event) -> None:
+        try:
+            decided.extend(fleet.d.handle(event))
+        except PolicyError as error:
+            faults.append(str(error))
+            decided.extend(error.decided)
+
+    for name in ("a", "bad", "b"):
+        act(ev.Arrived(0.0, Request(name, 0.0, PROMPT, 100, terms=Terms(ttft_slo_s=90.0))))
+    for now_s, name in ((1.0, "a"), (2.0, "bad"), (3.0, "b")):
+        # with `a` in the only slot the others wait in the pool
+        if name != "bad" or at is Moment.POOLED:
+            act(ev.PrefillDone(now_s, name, 600.0, 1, 0))
+        act(ev.Tick(now_s + 0.5))
+    (fault,) = faults
+    assert fault.startswith("policy by_wait raised ZeroDivisionError") and "at request bad" in fault
+    rejected = [one for one in decided if isinstance(one, Reject)]
+    assert [(one.attempt_id, one.status, one.reason) for one in rejected] == [("bad", 500, "policy_error")]
+    assert {"a", "b"} <= {one.attempt_id for one in decided if isinstance(one, RoutePrefill)}
+    assert fleet.d.queue_size == 0
 
 
 def test_a_full_queue_still_refuses_by_its_own_rule() -> None:

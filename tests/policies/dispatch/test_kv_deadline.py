@@ -36,9 +36,12 @@ def decision(terms: dict[str, float]) -> Decision:
         (5.0, {}, 12.0, 3.0),
         # 10 + 5 - 14.5 - 0.6 < 0: the objective cannot be met any more
         (5.0, TERMS, 14.5, 0.0),
-        # until 8 s before the lease ends: 42 - 8 - 12
-        (None, TERMS, 12.0, 22.0),
-        (None, TERMS, 40.0, 0.0),
+        # until a fifth of the rest before the lease ends, 42 - 12 - 6, or 8 s before it
+        (None, TERMS, 12.0, 24.0),
+        (None, TERMS, -8.0, 42.0),
+        # what the rescue sends is urgent, but it can be in time
+        (None, TERMS, 34.0, 6.4),
+        (None, TERMS, 43.0, 0.0),
     ],
 )
 def test_what_is_left_for_the_transfer(
@@ -59,7 +62,7 @@ def test_a_retry_keeps_the_objective_of_its_first_attempt() -> None:
 
 
 @pytest.mark.parametrize("decode", ["netkv", "round_robin"])
-@pytest.mark.parametrize(("slo_s", "at_most_s"), [(2.0, 1.5), (None, 22.0)])
+@pytest.mark.parametrize(("slo_s", "at_most_s"), [(2.0, 1.5), (None, 24.0)])
 def test_every_decision_for_a_decode_worker_says_when_its_kv_is_due(
     decode: str, slo_s: float | None, at_most_s: float
 ) -> None:
@@ -72,6 +75,6 @@ def test_every_decision_for_a_decode_worker_says_when_its_kv_is_due(
     assert isinstance(routed, RouteDecode)
     assert routed.kv_due_s is not None and math.isfinite(routed.kv_due_s)
     step_s = sum(routed.decision.ranking[0].terms.get(name, 0.0) for name in ("queue_s", "first_step_s"))
-    # the objective leaves 1.5 s of its 2 s, less what follows the transfer; the lease's margin leaves 30 - 8 s
+    # the objective leaves 1.5 s of its 2 s, less what follows the transfer; the lease's margin leaves 30 - 6 s
     assert routed.kv_due_s == pytest.approx(at_most_s - (step_s if slo_s else 0.0))
     assert (decode == "netkv") == (step_s > 0)

@@ -1,7 +1,11 @@
 """The queue before prefill from both of its ends, against a plain list."""
 
+import math
 import random
+from collections import Counter
+from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +93,64 @@ def test_what_has_to_go_for_one_that_comes_is_served_after_it_and_enough() -> No
     assert queue.beyond(1, 1, came) == []
 
 
+def fill(
+    queue: PrefillQueue, held: dict[tuple[str, int], int], weights: dict[str, float] | None = None
+) -> None:
+    """Has one sequence of 10 tokens wait for each of these numbers of a tenant in a class."""
+    for (tenant, priority), count in held.items():
+        for i in range(count):
+            name = f"{tenant}{priority}-{i}"
+            queue.push(of(name, tenant, priority, 1, 10, (weights or {}).get(tenant, 1.0)), 1.0)
+
+
+@pytest.mark.parametrize("class_ratio", [None, 1.0])
+@pytest.mark.parametrize(
+    ("held", "weights", "most", "expected"),
+    [
+        # 4 of "b" wait, 2 of "a" with the one that comes: the more urgent class takes a place
+        ({("b", 0): 4, ("a", -1): 1}, {}, 5, "b0-3"),
+        # 3 against 3, and then 3 against 4: "a" has as much as it may have
+        ({("b", 0): 3, ("a", -1): 2}, {}, 5, "b0-2"),
+        ({("b", 0): 3, ("a", -1): 3}, {}, 6, "a-1"),
+        # its own of a less urgent class goes before what came
+        ({("b", 1): 2, ("a", 1): 1, ("a", -1): 3}, {}, 6, "a1-0"),
+        # by weight 4 / 2 of "b" are less than 3 of "a"
+        ({("b", 0): 4, ("a", -1): 2}, {"b": 2.0}, 6, "a-1"),
+        # "c" has too little, "b" enough
+        ({("c", 1): 1, ("b", 0): 3, ("a", -1): 2}, {}, 6, "b0-2"),
+    ],
+)  # fmt: skip
+def test_a_more_urgent_class_drives_others_out_only_to_an_equal_share(
+    class_ratio: float | None,
+    held: dict[tuple[str, int], int],
+    weights: dict[str, float],
+    most: int,
+    expected: str,
+) -> None:
+    queue = PrefillQueue(VirtualTokenCounter(class_ratio=class_ratio), Shares(class_ratio=class_ratio))
+    fill(queue, held, weights)
+    came = of("a-1", "a", -1, 1, 10)
+    queue.push(came, 1.0)
+    limits = ((most, math.inf), (10**9, 10 * most))
+    for sequences, tokens in limits if class_ratio is None else ():
+        assert queue.beyond(sequences, tokens, came) == [expected]
+    # where classes share, another one may be the last, and the shares of places hold as well
+    for sequences, tokens in limits:
+        [gone] = queue.beyond(sequences, tokens, came)
+        assert gone[0] == expected[0]
+
+
+def test_a_flood_of_the_most_urgent_class_takes_no_more_than_its_share_of_the_places() -> None:
+    queue = PrefillQueue(VirtualTokenCounter(), Shares())
+    fill(queue, {(tenant, 0): 10 for tenant in "bcde"})
+    for i in range(1000):
+        came = of(f"flood{i}", "a", -1, 1, 1)
+        queue.push(came, 1.0)
+        for gone in queue.beyond(40, math.inf, came):
+            queue.remove(gone)
+    assert Counter(one.terms.tenant for one in queue.waiting()) == dict.fromkeys("abcde", 8)
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), class_ratio=st.sampled_from([None, 1.0, 4.0]), shared=st.booleans())
 def test_what_has_to_go_is_the_end_of_the_order_in_which_the_queue_serves(
@@ -129,6 +191,20 @@ def test_what_has_to_go_is_the_end_of_the_order_in_which_the_queue_serves(
         assert came.attempt_id not in found
         if not shared:
             assert found == order[::-1][: len(found)]
+        # nobody else lost more than what it had beyond the share of the tenant of what came
+        kept = [one for name, one in waiting.items() if name not in found]
+
+        def held(tenant: str, of_all: Iterable[Request]) -> float:
+            return sum(one.slots for one in of_all if one.terms.tenant == tenant) / weights[tenant]
+
+        if shared and over > 0 >= tokens:
+            own = held(came.terms.tenant, kept)
+            for one in gone:
+                tenant = one.terms.tenant
+                assert (
+                    tenant == came.terms.tenant
+                    or held(tenant, kept) + one.slots / weights[tenant] >= own - 1e-9
+                )
         # within its line each goes before those that came earlier
         for line in {(one.terms.priority, one.terms.tenant) for one in gone}:
             mine = [name for name, one in waiting.items() if (one.terms.priority, one.terms.tenant) == line]

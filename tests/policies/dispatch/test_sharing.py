@@ -483,7 +483,7 @@ def test_for_one_tenant_vtc_decides_exactly_as_none(seed: int) -> None:
     assert rejected > 10
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 5.0])] * 3),

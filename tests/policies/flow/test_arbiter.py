@@ -248,6 +248,18 @@ def test_a_lent_chunk_that_waits_for_its_readers_ingress_is_no_use_of_the_port()
     assert made.ports.at(Port("a", Side.EGRESS)).learned() == pytest.approx(1000.0)
 
 
+def test_a_worker_whose_chunks_take_no_time_makes_no_bandwidth_infinite() -> None:
+    """The next grants at its ports are other workers' too."""
+    made = arbiter(learn=True, whole_read_when_alone=False)
+    permits = made.apply(Submitted(flow("x", 100_000)), 0.0)
+    for number in range(8):
+        size = permits.pop(0).size
+        permits += made.apply(Done("x", size, 5e-324), 0.5 * (number + 1))
+    assert math.isfinite(made.ports.at(Port("a", Side.EGRESS)).learned())
+    made.apply(Lost(("x",)), 9.0)
+    assert {p.flow_id for p in made.apply(Submitted(flow("y", 500, due_s=10.0)), 9.0)} == {"y"}
+
+
 def test_a_whole_permit_of_a_lent_flow_stands_still_between_its_chunks() -> None:
     made = arbiter(learn=True)
     assert [p.whole for p in made.apply(Submitted(flow("x", 1000), lent=True), 0.0)] == [True]

@@ -13,7 +13,7 @@ def test_a_curve_adds_each_count() -> None:
 
 def test_a_few_transfers_are_held_near_alone_and_many_decide() -> None:
     # only the level: the mean of n slowdowns of 3 and PRIOR = 8 of 1, (8 * 3 + 8) / 16 = 2
-    assert fit([(0,)] * 8, [3.0] * 8) == Curve(pytest.approx(2.0), (0.0,))
+    assert fit([(0,)] * 8, [3.0] * 8) == Curve(pytest.approx(2.0), (0.0,), 8)
     assert fit([(0,)] * 80_000, [3.0] * 80_000).level == pytest.approx(3.0, abs=1e-3)
 
 
@@ -36,7 +36,7 @@ def test_no_transfer_makes_another_faster() -> None:
     found = fit([(0,), (4,)] * 50, [2.0, 1.0] * 50)
     assert found.slopes == (0.0,)
     assert found.level == pytest.approx((150 + PRIOR) / (100 + PRIOR))
-    assert fit([(0,)] * 9, [0.1] * 9) == Curve(1.0, (0.0,))
+    assert fit([(0,)] * 9, [0.1] * 9) == Curve(1.0, (0.0,), 9)
 
 
 def test_each_form_has_its_own_counts() -> None:
@@ -64,6 +64,9 @@ def test_transfers_teach_the_curve_of_their_tier() -> None:
     )
     assert [len(curves[form][2].slopes) for form in FORMS] == [1, 1, 2]
     assert all(3 not in curves[form] for form in FORMS)
+    assert {curves[form][2].transfers for form in FORMS} == {8}
+    # of those that ended at 0 to 7 s, the last five are no older than 60 s
+    assert seen.curves(63.0)["own"][2].transfers == 5
 
 
 def test_counts_are_those_at_the_beginning() -> None:
@@ -96,7 +99,7 @@ def test_a_dropped_transfer_is_no_longer_in_flight() -> None:
     seen.begun("b", "p", "d", 2, 1_000.0, 0.0)
     seen.ended("b", 1_000, 2.0, 2.0)
     # its count is 0, so all of the excess of 1 is the level's: 1 / (8 + 1)
-    assert seen.curves(2.0)["own"][2] == Curve(pytest.approx(1 + 1 / 9), (0.0,))
+    assert seen.curves(2.0)["own"][2] == Curve(pytest.approx(1 + 1 / 9), (0.0,), 1)
 
 
 def test_a_slowdown_is_bounded_where_the_caller_says_so() -> None:

@@ -60,7 +60,7 @@ def test_an_admitted_transfer_is_not_in_flight_and_its_report_counts() -> None:
     own.stopped("a")
     moved(own, ORACLE, 1, 3.0)
     # its count is 0, so all of the excess of 1 is the level's: 1 / (8 + 1)
-    assert own.taught(ORACLE, 0.0).contention["own"][2] == Curve(pytest.approx(1 + 1 / 9), (0.0,))
+    assert own.taught(ORACLE, 0.0).contention["own"][2] == Curve(pytest.approx(1 + 1 / 9), (0.0,), 1)
     own.arrived("a", 1_000, 3.0, 0.0)
     assert level(own) == pytest.approx((2 * 2 + 8) / 10)
     for _ in range(2):

@@ -63,6 +63,7 @@ def test_policies_load_compiled_code_when_they_are_told_to_prepare_not_before() 
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+@pytest.mark.nightly
 def test_cached_code_is_made_again_when_the_file_of_a_part_has_changed(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(
         "from parts import outer\nfrom policies.routing.compiled import compiled\n"
@@ -129,6 +130,7 @@ def test_rounds_in_plain_python_decide_as_the_compiled_ones_to_the_last_bit() ->
     assert digest_of_rounds(NUMBA_DISABLE_JIT="1") == digest_of_rounds()
 
 
+@pytest.mark.nightly
 def test_rounds_in_plain_python_pass_the_same_tests() -> None:
     folders = [f"tests/policies/routing/{room}/test_round.py" for room in ("balance", "composition")]
     subprocess.run(

@@ -31,7 +31,7 @@ def test_a_steady_load_does_not_oscillate() -> None:
     assert fleet.late / fleet.served < 0.01
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_noise_of_few_requests_changes_nothing(seed: int) -> None:
     """Four requests in five seconds: eight arrivals in a window, so rates deviate by a third, and mean lengths of a
     coefficient of variation of 0.5 by a sixth. Prompts take 2 s and outputs 20 s in the mean.
@@ -42,7 +42,7 @@ def test_the_noise_of_few_requests_changes_nothing(seed: int) -> None:
     assert fleet.late / fleet.served < 0.01
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_burst_is_followed_and_left_behind(seed: int) -> None:
     """Eight times the load for ten minutes: warm engines first, then more; afterwards the fleet is small again."""
     fleet = Fleet(joint(warm_min=4), prefill=2, decode=2, warm=4, seed=seed)

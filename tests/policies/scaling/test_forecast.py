@@ -80,6 +80,29 @@ def test_a_season_is_learned_in_one_period() -> None:
     assert abs(Forecast().mean(flat, 12) - day[11]) > 5.0
 
 
+@pytest.mark.parametrize("first", [0, 12, 24, 36])
+@pytest.mark.parametrize("gain", [0.05, 1.0])
+def test_the_second_period_is_forecast_right_from_its_first_window_on(first: int, gain: float) -> None:
+    """A period that ends at a peak of 1.8 times the mean: the level without the season is the mean, and not the peak,
+    of which the season would make 1.8 times the peak.
+    """
+    day = [10.0 + 8.0 * math.sin(2 * math.pi * (i + first) / 48) for i in range(48)]
+    forecast = Forecast(season_windows=48, level_gain=gain)
+    state = after(forecast, day)
+    for window in range(48):
+        assert state.level == pytest.approx(10.0)
+        for ahead in (1, 8):
+            assert forecast.mean(state, ahead) == pytest.approx(day[(window + ahead - 1) % 48])
+        state = forecast.observed(state, day[window], 10.0)
+    # no residual is that of a level that had the season in it
+    assert all(error == pytest.approx(0.0) for error in state.errors[0][-40:])
+
+
+def test_a_first_period_without_any_request_forecasts_none() -> None:
+    state = after(Forecast(season_windows=4), [0.0] * 4)
+    assert (state.level, Forecast(season_windows=4).mean(state, 3)) == (0.0, 0.0)
+
+
 def _noisy(deviation: float, gain: float = 0.3) -> tuple[float, float]:
     """Returns the means of `upper` at 90 % and of the level over many windows of 10 s around 20 requests/s."""
     rng, forecast = random.Random(2), Forecast(level_gain=gain, drift=1.0, trend_gain=0.0)

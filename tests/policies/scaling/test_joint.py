@@ -91,6 +91,19 @@ def test_requests_that_wait_are_demand() -> None:
     assert pooled.plan.serving.prefill == 3 and pooled.plan.serving.decode > 3
 
 
+def test_prompts_that_are_wholly_cached_are_not_late_on_a_profile_without_a_base() -> None:
+    policy, state = Joint(limits=LIMITS), JointState()
+    for window in range(3):
+        found = seen(8.0, engines(3, 3), window, queued=5)
+        profile = dataclasses.replace(found.capability.profile, prefill_base_s=0.0)
+        (one,) = found.windows or ()
+        cached = dataclasses.replace(one, prompt_tokens=0, hit_tokens=one.prompt_tokens)
+        capability = dataclasses.replace(found.capability, profile=profile)
+        step = policy.step(dataclasses.replace(found, windows=(cached,), capability=capability), state)
+        state = step.state
+        assert "(+ 0 queued" in step.reasons[0] and step.plan.serving.prefill <= 3
+
+
 def test_a_short_budget_is_shared_by_need() -> None:
     """100/s need 25 engines for prefill alone; nine are allowed. Five and four carry 21.8/s; four and five would carry
     17.3/s, six and three 18.3/s.
@@ -125,6 +138,20 @@ def test_an_infeasible_objective_adds_no_engines() -> None:
     step = policy.step(dataclasses.replace(observation, windows=(tight,)), state)
     assert step.plan.serving == (3, 3, 0)
     assert any("more engines do not help" in reason for reason in step.reasons)
+
+
+@pytest.mark.parametrize("slo", [{"ttft_slo_s": 0.1}, {"tpot_slo_s": 0.01}])
+def test_an_infeasible_objective_raises_no_headroom(slo: dict[str, float]) -> None:
+    """Prompts take 0.2 s and steps 20 ms: all requests are late, and headroom would add half as many engines again."""
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 4.0, 3, 3)
+    for window in range(30, 90):
+        observation = seen(4.0, engines(3, 3), window, met=0, missed=40)
+        assert observation.windows is not None
+        tight = dataclasses.replace(observation.windows[0], **slo)
+        step = policy.step(dataclasses.replace(observation, windows=(tight,)), state)
+        assert step.state.headroom <= state.headroom
+        state = dataclasses.replace(step.state, wanted=Counts(3, 3))
 
 
 @settings(max_examples=40, deadline=None)

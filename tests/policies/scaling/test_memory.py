@@ -7,7 +7,8 @@ import pytest
 from policies.scaling.base import Counts, Limits
 from policies.scaling.forecast import Forecast
 from policies.scaling.joint import Joint, JointState
-from policies.scaling.memory import carried_over
+from policies.scaling.memory import carried_over, rested
+from policies.scaling.registry import SCALING, make
 from policies.scaling.rivals.ongoing import Ongoing, OngoingState
 from policies.scaling.sleep import MaySleep, Sleep, SleepState
 from tests.policies.scaling.fixtures import engines, seen
@@ -85,3 +86,26 @@ def test_a_fleet_that_sleeps_goes_on_sleeping_and_what_lies_beneath_is_carried_o
         MaySleep(former, Sleep()), SleepState(OngoingState(at_s=1.0), True), MaySleep(other, Sleep())
     )
     assert anew == SleepState(other.initial(), True)
+
+
+def test_after_a_break_the_load_is_known_and_what_must_last_begins_anew(learned: JointState) -> None:
+    calm = dataclasses.replace(learned, calm_since_s=40.0, idle_since_s=40.0, grown_s=9.0, switched_s=9.0)
+    state = rested(JOINT, calm)
+    kept = ("forecast", "lengths", "attained", "headroom", "wanted", "warm")
+    assert [getattr(state, name) for name in kept] == [getattr(learned, name) for name in kept]
+    begun = JOINT.initial()
+    anew = ("window", "calm_since_s", "idle_since_s", "grown_s", "switched_s", "looked_s")
+    assert [getattr(state, name) for name in anew] == [getattr(begun, name) for name in anew]
+    for asleep in (False, True):
+        slept = rested(MaySleep(JOINT, Sleep()), SleepState(calm, asleep, 3.0))
+        assert slept == SleepState(state, asleep, None)
+
+
+@pytest.mark.parametrize("name", SCALING)
+def test_every_policy_goes_on_after_a_break_and_wants_what_it_wanted(name: str) -> None:
+    policy = make(name, {"limits": {"prefill_max": 8, "decode_max": 8, "budget": 20}})
+    state = policy.step(seen(2.0, engines(2, 3), 0), policy.initial()).state
+    after = rested(policy, state)
+    assert after.wanted == state.wanted is not None
+    # a window whose number is lower, because the clock was set back
+    policy.step(seen(2.0, engines(2, 3), 0, 1.0), after)

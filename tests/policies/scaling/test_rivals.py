@@ -96,6 +96,25 @@ def test_regimes_switch_then_grow_then_shrink() -> None:
     assert idle[29].plan.serving.total == 5 and idle[-1].plan.serving.total == 4
 
 
+def test_regimes_change_the_number_of_colocated_engines_where_these_alone_serve() -> None:
+    policy = RegimeRule(Limits(0, 20, 0, 20, colocated_max=20, budget=40))
+    full = loaded(engines(0, 0, 2), Role.COLOCATED, score=1.5)
+    alone = RegimeRule(Limits(0, 0, 0, 0, colocated_max=20, budget=40))
+    # both means are high: one engine more serves both roles
+    for one in (policy, alone):
+        steps = over(one, [seen(1.0, full, i) for i in range(2)])
+        assert [s.plan.serving for s in steps] == [(0, 0, 2), (0, 0, 3)]
+    # the last engine stays
+    idle = over(alone, [seen(0.0, engines(0, 0, 2), i) for i in range(33)])
+    assert [idle[29].plan.serving, idle[-1].plan.serving] == [(0, 0, 2), (0, 0, 1)]
+    last = over(alone, [seen(0.0, engines(0, 0, 1), i) for i in range(33)])
+    assert last[-1].plan.serving == (0, 0, 1)
+    # a role with engines of its own gets these
+    own = loaded(engines(1, 0, 2), Role.PREFILL, score=9.0)
+    steps = over(RegimeRule(Limits(1, 20, 0, 20, colocated_max=20)), [seen(1.0, own, i) for i in range(2)])
+    assert steps[1].plan.serving == (2, 0, 2)
+
+
 @pytest.mark.parametrize("name", SCALING)
 def test_every_policy_holds_without_reports_and_decides_alike(name: str) -> None:
     policy = make(name, {"limits": {"prefill_max": 9, "decode_max": 9, "budget": 12}})

@@ -67,6 +67,30 @@ def test_whatever_comes_runs_or_is_not_reported_begins_the_idle_time_anew(distur
     assert may.step(quiet(110.0), state).state.asleep
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        seen(0.1, engines(1, 1), 100, met=1),
+        quiet(1_010.0, (*engines(1, 0), EngineView("d0", Role.DECODE, Duty.ACTIVE, running=1))),
+        quiet(1_010.0, (*engines(0, 1), EngineView("p0", Role.PREFILL, Duty.WARM, waiting=1))),
+    ],
+)
+def test_a_request_that_is_served_although_the_fleet_is_to_sleep_wakes_it(now: Observation) -> None:
+    """None waits, because an engine serves that does not go yet, or that somebody's numbers keep."""
+    may = policy()
+    step = may.step(now, SleepState(may.policy.initial(), asleep=True, idle_since_s=0.0))
+    assert (step.state.asleep, step.state.idle_since_s) == (False, None)
+    assert step.reasons[0] == "1 served although asleep: wake"
+    assert step.plan.serving == Counts(1, 1)
+
+
+def test_a_request_that_is_refused_or_has_ended_after_an_idle_window_does_not_wake() -> None:
+    may = policy()
+    asleep = SleepState(may.policy.initial(), asleep=True, idle_since_s=0.0)
+    for now in (seen(0.1, (), 100, met=0, missed=0), seen(0.0, (), 100, met=1)):
+        assert may.step(now, asleep).state.asleep
+
+
 @pytest.mark.parametrize("name", SCALING)
 def test_every_policy_is_woken_by_one_request_that_waits_also_before_anything_is_known(name: str) -> None:
     """A router that has just restarted reports no windows and no fitted profile."""

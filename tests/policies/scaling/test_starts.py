@@ -3,6 +3,7 @@
 import pytest
 
 from policies.routing.params import BadParameter
+from policies.scaling import starts
 from policies.scaling.observation import Leads
 from policies.scaling.starts import LeadTimes, StartSteps
 
@@ -42,6 +43,33 @@ def test_an_engine_counts_once_and_steps_have_quantiles_of_their_own() -> None:
     # the oldest goes: b, c, d
     times.started("d", StartSteps(4.0, 20.0, 4.0, 2.0, 0.5))
     assert times.leads(PRIOR).start_s == 20.5
+
+
+def test_engines_that_are_named_again_at_each_look_push_no_newer_start_out() -> None:
+    """The autoscaler names all connected engines at each look, also where these are more than count."""
+    times, old = LeadTimes(kept=3), [f"d{i}" for i in range(5)]
+    for _ in range(3):
+        for engine in old:
+            times.started(engine, StartSteps(10.0))
+    for engine in ("a0", "a1", "a2"):
+        times.started(engine, StartSteps(99.0))
+    for engine in old:
+        times.started(engine, StartSteps(10.0))
+    assert times.leads(PRIOR).start_s == 99.0
+    assert times.steps() == StartSteps(99.0)
+
+
+def test_no_more_engines_are_remembered_than_a_fleet_has_and_connected_ones_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starts, "MOST_COUNTED", 4)
+    times = LeadTimes(kept=1)
+    times.started("here", StartSteps(10.0))
+    for i in range(9):
+        times.started(f"gone{i}", StartSteps(20.0))
+        times.started("here", StartSteps(30.0))
+    assert len(times._counted) == 4
+    assert times.leads(PRIOR).start_s == 20.0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

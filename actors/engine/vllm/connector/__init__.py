@@ -8,6 +8,10 @@ stats. The engine's own process can import them without vLLM's connector modules
 RELEASE = "sluice_release"
 """Key in `kv_transfer_params`: ids of the requests whose leases are to be given back."""
 
+PROMPT = "sluice_prompt"
+"""Key in `kv_transfer_params`: [number, hash] of the tokens whose KV a handle names: the prompt, and output of another
+engine that was computed with it."""
+
 BATCH = "sluice_batch"
 """Key in `kv_transfer_params`: name of the step that finished the prefill. Its requests are one batch of flows."""
 

@@ -64,6 +64,14 @@ class SluiceConnector(NixlPullConnector):
         stats = self.connector_scheduler.stats
         return None if stats.is_empty() else stats.clone_and_reset()
 
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Returns no blocks. `failed_recving` names the requests whose reads failed, once all workers have ended
+        theirs. vLLM takes blocks from the first worker that names some: it would fail a prefill whose lent prefix
+        cannot be read, and a decode whose other workers still write.
+        """
+        super().get_block_ids_with_load_errors()
+        return set()
+
     def has_pending_push_work(self) -> bool:
         """Whether the core must step although it has no request: vLLM's hook for connectors that push, used here for
         KV that is given back unread. An idle core would leave the message, and the lender its lease, until new work.

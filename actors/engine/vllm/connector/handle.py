@@ -4,12 +4,13 @@ A handle is vLLM's `kv_transfer_params` from another process, with ours. vLLM's 
 are: a field that is missing or of another type would end the core, or leave its request waiting without end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from actors.engine.vllm.connector import BATCH, LEASE
+from actors.engine.vllm.connector import BATCH, LEASE, PROMPT
+from policies.engine_model.text import prompt_hash
 
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,6 +39,7 @@ class _Handle(msgspec.Struct, frozen=True):
     remote_blocks_expiry_time: float | None = None
     batch: str = msgspec.field(default="", name=BATCH)
     lease: _Lease | None = msgspec.field(default=None, name=LEASE)
+    prompt: tuple[_Index, _Index] | None = msgspec.field(default=None, name=PROMPT)
 
 
 def fault(params: Mapping[str, Any]) -> str:
@@ -47,3 +49,19 @@ def fault(params: Mapping[str, Any]) -> str:
     except msgspec.ValidationError as e:
         return str(e)
     return ""
+
+
+def name_of(tokens: Sequence[int]) -> list[int]:
+    """Returns what a handle says of the tokens whose KV it names: their number and hash."""
+    return [len(tokens), prompt_hash(tokens)]
+
+
+def is_of(params: Mapping[str, Any], tokens: Sequence[int], least: int = 0) -> bool:
+    """Returns whether a handle names the KV of the first of these tokens, and of `least` of them at least. A handle
+    that names no tokens is believed. Raises OverflowError for a number that is no token.
+    """
+    told = params.get(PROMPT)
+    if told is None:
+        return True
+    n_tokens, _ = told
+    return least <= n_tokens <= len(tokens) and list(told) == name_of(tokens[:n_tokens])

@@ -10,6 +10,7 @@ which nothing happened.
 import dataclasses
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo
@@ -314,3 +315,15 @@ def flow_terms(params: dict[str, Any], now_s: float, before: int) -> dict[str, A
         return terms | {"stage": 1, "rli": before}
     due_at_s = params.get(DUE)
     return terms if due_at_s is None else terms | {"due_s": due_at_s - now_s}
+
+
+def terms_later(terms: Mapping[str, Any], passed_s: float) -> dict[str, Any]:
+    """Returns what `flow_terms` says when `passed_s` have passed since: a read may wait for vLLM's handshake with a
+    lender that it does not know yet.
+    """
+    later = dict(terms)
+    if "due_s" in later:
+        later["due_s"] -= passed_s
+    if "hold_s" in later:
+        later["hold_s"] = max(0.0, later["hold_s"] - passed_s)
+    return later

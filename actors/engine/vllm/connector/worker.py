@@ -23,6 +23,7 @@ from actors.engine.vllm.connector.integrity import SumsAt, SumsTable, share_of
 from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.read_check import CORRUPT, ReadChecks
+from actors.engine.vllm.connector.scheduler import terms_later
 from actors.engine.vllm.connector.transfer import TransferAgent, TransferFacts, tuned_agents
 from actors.engine.vllm.flow import FlowThread
 from actors.flow.chunks import FLOOR_BYTES_PER_S
@@ -50,6 +51,12 @@ class _HeldRead:
     due_s: float
     since_s: float
     meta: ReqMeta
+
+
+def _empty(meta: ReqMeta) -> None:
+    """Leaves nothing to be read for a request; vLLM then only tells the lender so."""
+    meta.local_block_ids = tuple([] for _ in meta.local_block_ids)
+    meta.local_physical_block_ids = ()
 
 
 class SluiceWorker(NixlPullConnectorWorker):
@@ -88,7 +95,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         # As borrower:
         self._held: dict[str, _HeldRead] = {}
         self._leases: dict[str, dict[str, Any]] = {}
-        self._flows: dict[str, dict[str, Any]] = {}
+        self._flows: dict[str, tuple[dict[str, Any], float]] = {}
+        """The terms of each request's read, with the time by this process's clock at which its metadata came."""
         self._held_s: dict[str, float] = {}
         # The times from which reads are counted, and the reads that have been reported as overdue.
         self._reading_since_s: dict[str, float] = {}
@@ -155,7 +163,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         for request_id, (generation, blocks) in metadata.lent.items():
             self._sum(request_id, generation, blocks)
         self._leases.update(metadata.leases)
-        self._flows.update(metadata.flows)
+        now_s = time.monotonic()
+        self._flows.update({request_id: (terms, now_s) for request_id, terms in metadata.flows.items()})
         self._post_due_reads()
         super().start_load_kv(metadata)
         for request_id in metadata.released:
@@ -257,16 +266,17 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._held_s[req_id] = now_s - held.since_s
             self._read_blocks_for_req(req_id, held.meta)
 
-    def _drop_held_reads(self, finished_req_ids: set[str]) -> None:
-        """Drops the held reads of requests that were aborted, and tells the lender that its copy is no longer
-        needed.
+    def _drop_unread(self, finished_req_ids: set[str]) -> None:
+        """Drops the reads of requests that were aborted before their reads began, and tells the lender that its copy is
+        no longer needed: at once for held reads, and for those that wait for a handshake when it has ended.
         """
         for req_id in finished_req_ids & self._held.keys():
             held = self._held.pop(req_id)
             self._held_s[req_id] = time.perf_counter() - held.since_s
-            held.meta.local_block_ids = tuple([] for _ in held.meta.local_block_ids)
-            held.meta.local_physical_block_ids = ()
+            _empty(held.meta)
             self._read_blocks_for_req(req_id, held.meta)
+        for req_id in finished_req_ids & self._recving_metadata.keys() - self._recving_transfers.keys():
+            _empty(self._recving_metadata[req_id])
 
     def _read_blocks(self, **read: Any) -> bool:  # type: ignore[override]
         """Submits one read from one remote worker. Its "done" message is kept until the read has been checked."""
@@ -293,7 +303,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         """Returns what a read from `source` belongs to. Raises KeyError for a lease that names no table of that
         worker.
         """
-        lease, flow = self._leases.get(request_id), self._flows.get(request_id, {})
+        lease = self._leases.get(request_id)
+        told, told_at_s = self._flows.get(request_id, ({}, 0.0))
+        flow = terms_later(told, time.monotonic() - told_at_s)
         hold_s = min(self._lease_s * HOLD_SHARE, flow.get("hold_s", math.inf))
         terms = FlowTerms(**{**flow, "target": self._node, "hold_s": hold_s})
         if lease is None:
@@ -352,7 +364,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         """Returns vLLM's results of this step, with released leases added, and without late messages about leases given
         back earlier.
         """
-        self._drop_held_reads(finished_req_ids)
+        self._drop_unread(finished_req_ids)
         for request_id in finished_req_ids & self._recving_transfers.keys():
             self._reads.abort(request_id)
         results = self.get_transfer_results()

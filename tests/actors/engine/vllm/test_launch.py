@@ -10,8 +10,16 @@ import zmq
 
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
-from actors.engine.vllm.launch import PhaseClock, core_phases, reserve_ports, served_config, set_environment
-from actors.engine.vllm.stats import Hello
+from actors.engine.vllm.launch import (
+    PhaseClock,
+    core_phases,
+    launch,
+    prepare,
+    reserve_ports,
+    served_config,
+    set_environment,
+)
+from actors.engine.vllm.stats import Hello, Ledger
 from app.models import resolve
 
 HOST = "127.0.0.1"
@@ -85,6 +93,27 @@ def test_what_engines_get_by_default_gives_way_to_what_is_set() -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def test_nothing_is_pre_warmed_where_vllm_s_imports_depend_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.engine.vllm.launch.check_device", lambda device: None)
+    monkeypatch.setattr("actors.engine.vllm.launch.gpu_models", lambda: ("NVIDIA H200", "NVIDIA L4"))
+    with pytest.raises(
+        ValueError, match=r"several models \(NVIDIA H200, NVIDIA L4\).* scaling\.prewarmed: 0"
+    ):
+        prepare(VllmEngineConfig(engine_id="d", role="decode", model="m", device="cuda"))
+
+
+def test_an_engine_that_the_installed_vllm_cannot_run_is_refused_before_its_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.engine.vllm.config.installed_device", lambda: "cuda")
+    config = VllmEngineConfig(engine_id="d", role="decode", model="m", device="cpu", side_channel_port=1)
+    for start in prepare, lambda config: launch(config, Ledger.__new__(Ledger), PhaseClock()):
+        with pytest.raises(ValueError, match=r"it has no GPU .* set engines\[\]\.num_gpus"):
+            start(config)
 
 
 def test_an_engine_takes_as_many_tokens_a_step_as_vllm_s_own_server(monkeypatch: pytest.MonkeyPatch) -> None:

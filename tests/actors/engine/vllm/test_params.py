@@ -14,8 +14,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 from vllm.logprobs import Logprob  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from actors.engine.vllm.connector import BATCH, LEASE  # noqa: E402
-from actors.engine.vllm.connector.handle import fault  # noqa: E402
+from actors.engine.vllm.connector import BATCH, LEASE, PROMPT  # noqa: E402
+from actors.engine.vllm.connector.handle import fault, name_of  # noqa: E402
 from actors.engine.vllm.params import (  # noqa: E402
     BadParameter,
     child_params,
@@ -26,8 +26,8 @@ from actors.engine.vllm.params import (  # noqa: E402
     structured_outputs,
     token_logprobs,
 )
-from actors.engine.vllm.task import EngineTask, Stream, decode_handle, out, prefill_done  # noqa: E402
-from actors.wire.messages import Decode, Prefill  # noqa: E402
+from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done  # noqa: E402
+from actors.wire.messages import Decode, Prefill, Resume  # noqa: E402
 
 
 def test_given_fields_win_over_the_models_defaults_and_the_rest_is_openais() -> None:
@@ -187,7 +187,8 @@ def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
     }  # fmt: skip
     stats = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
     finished = SimpleNamespace(kv_transfer_params=params, num_cached_tokens=128, metrics=stats)
-    done = prefill_done(EngineTask("prefill", Prefill("r", [1] * 200, {}, 1.0)), finished, 30.0, 1000)
+    tokens = [1] * 200
+    done = prefill_done(EngineTask("prefill", Prefill("r", tokens, {}, 1.0)), finished, 30.0, 1000)
     assert (done.prompt_tokens, done.cached_tokens, done.queue_s, done.compute_s, done.kv_bytes) == (
         200,
         128,
@@ -195,10 +196,27 @@ def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
         2.0,
         2000,
     )
-    assert decode_handle(done.handle) == params | {"remote_prefill_cached_tokens": 128}
+    said = {"remote_prefill_cached_tokens": 128, PROMPT: name_of(tokens)}
+    assert decode_handle(done.handle, tokens) == params | said
+    for other in (tokens[1:], [*tokens[:-1], 2], [2, *tokens[1:]]):
+        with pytest.raises(BadHandle, match="another prompt"):
+            decode_handle(done.handle, other)
+    # a longer prompt may borrow it, and no decode may take it for its own
+    longer = [*tokens, 7]
+    assert decode_handle(done.handle, longer) == params | said
+    with pytest.raises(BadHandle, match="another prompt"):
+        decode_handle(done.handle, longer, least=len(longer))
+    with pytest.raises(BadHandle, match="no token"):
+        decode_handle(done.handle, [-1, *tokens])
+    # with output of another engine the handle tells that, too
+    task = EngineTask("prefill", Prefill("r", tokens, {}, 1.0, resume=Resume(0, 2, [5, 6], 1)))
+    resumed = prefill_done(task, finished, 30.0, 1000)
+    assert decode_handle(resumed.handle, [*tokens, 5, 6], least=200)[PROMPT] == name_of([*tokens, 5, 6])
+    with pytest.raises(BadHandle, match="another prompt"):
+        decode_handle(resumed.handle, [*tokens, 5, 7], least=200)
     for bad in (b"", b"\xff", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"remote_engine_id": "e"})):
         with pytest.raises(ValueError, match="not a KV handle"):
-            decode_handle(bad)
+            decode_handle(bad, tokens)
 
 
 GOOD: dict[str, Any] = {
@@ -221,6 +239,9 @@ GOOD: dict[str, Any] = {
         {"remote_block_ids": [1, 2]},
         {"remote_num_tokens": "many"},
         {BATCH: 5},
+        {PROMPT: [5]},
+        {PROMPT: [-1, 5]},
+        {PROMPT: "mine"},
         {LEASE: "mine"},
         {LEASE: {"slot": 1}},
         {LEASE: {**GOOD[LEASE], "tables": 7}},
@@ -229,12 +250,12 @@ GOOD: dict[str, Any] = {
     ids=str,
 )
 def test_a_handle_with_a_field_that_would_end_the_core_is_refused(change: dict[str, Any]) -> None:
-    assert decode_handle(msgspec.msgpack.encode(GOOD)) == GOOD
+    assert decode_handle(msgspec.msgpack.encode(GOOD), [1]) == GOOD
     assert fault({**GOOD, LEASE: None}) == ""
     bad = {**GOOD, **change}
     assert fault(bad)
     with pytest.raises(ValueError, match="not a KV handle"):
-        decode_handle(msgspec.msgpack.encode(bad))
+        decode_handle(msgspec.msgpack.encode(bad), [1])
     (name,) = change
     lacking = {key: value for key, value in bad.items() if key != name}
     assert bool(fault(lacking)) == (name in GOOD and name != LEASE)

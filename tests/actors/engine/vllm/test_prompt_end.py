@@ -3,7 +3,7 @@
 vLLM's processors of inputs and outputs and its tokenizer are real; what the core samples is given.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,8 +11,10 @@ pytestmark = pytest.mark.vllm
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 
+from tokenizers.decoders import DecodeStream  # noqa: E402
 from vllm.v1.engine import FinishReason  # noqa: E402
 
+from actors.engine.vllm import prompt_end  # noqa: E402
 from tests.actors.engine.vllm.small import SmallModel  # noqa: E402
 from tests.actors.engine.vllm.test_resume import Rig, after, text  # noqa: E402
 
@@ -90,6 +92,35 @@ async def test_special_tokens_behind_the_end_do_not_bring_the_prompt_back(
     end = model.tokens("\N{REPLACEMENT CHARACTER}") if whole else model.tokens(FACE)[:1]
     prompt = [*model.tokens("Say: "), *end, *(count * [model.tokenizer.eos_token_id])]
     assert await answer(model, prompt, model.tokens(ANSWER), skip_special_tokens=skip) == ANSWER
+
+
+class CountingStream:
+    """A stream that notes the tokens that it gets."""
+
+    steps: ClassVar[list[int]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self._stream = DecodeStream(**options)
+
+    def step(self, tokenizer: Any, token_id: int) -> str | None:
+        self.steps.append(token_id)
+        return self._stream.step(tokenizer, token_id)
+
+
+@pytest.mark.parametrize("count", [1, 450])
+async def test_special_tokens_behind_the_end_are_not_given_to_the_stream(
+    model: SmallModel, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A stream decodes all that it has got again with each token, in the engine's event loop: a prompt with thousands
+    of them would stop the engine's signs of life.
+    """
+    monkeypatch.setattr(prompt_end, "DecodeStream", CountingStream)
+    for specials in ([model.tokenizer.eos_token_id], [0, 1, 2]):
+        CountingStream.steps.clear()
+        behind = (specials * count)[:count]
+        prompt = [*model.tokens("Say: "), *model.tokens(FACE)[:1], *behind]
+        assert await answer(model, prompt, model.tokens(ANSWER)) == ANSWER
+        assert CountingStream.steps == [*model.tokens(FACE)[:1], *model.tokens(ANSWER)]
 
 
 async def test_stop_strings_and_plain_prompts_are_as_ever(model: SmallModel) -> None:

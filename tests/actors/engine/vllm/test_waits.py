@@ -69,7 +69,7 @@ def test_an_idle_reader_wakes_up_when_told(pair: tuple[Any, Any], monkeypatch: p
     assert not reader.poller.poll(0), "the message was taken"
 
 
-@pytest.mark.parametrize("value", ["", "1"])
+@pytest.mark.parametrize("value", ["", pytest.param("1", marks=pytest.mark.nightly)])
 def test_the_plugin_of_vllm_s_own_server_naps_if_it_is_told_to(value: str) -> None:
     """The benchmark of real engines gives other servers the waits of our engines by this variable alone."""
     code = (

@@ -396,6 +396,7 @@ def test_a_reader_that_leaves_holds_nothing(make: Make, tmp_path: Path) -> None:
     assert landed(three) == (on_disk(folder), True)
 
 
+@pytest.mark.nightly
 def test_a_lender_that_stands_still_is_left_for_another_one(make: Make, tmp_path: Path) -> None:
     """Nobody can say whether its last read will still write, so the reader's agent stays until that has ended."""
     folder = model(tmp_path / "m", rows=8000)

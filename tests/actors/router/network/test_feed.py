@@ -14,6 +14,7 @@ from actors.router.network.file import read_network_file
 from actors.wire.messages import EngineInfo, Transfer, Transferred
 from policies.journal.codec import loads
 from policies.journal.lines import event_line, parse_event
+from policies.network.contention import FORMS
 from policies.network.oracle import NodePlace, Oracle, OracleError, PathSource, TransferIntent
 from policies.routing.base import Needs
 from policies.state.events import OracleRefreshed
@@ -320,10 +321,15 @@ def test_the_level_of_contention_is_learnt_on_the_files_bandwidth(tmp_path: Path
     assert oracle.pairs["np", "nn"].bytes_per_s == pytest.approx(500)
     assert (oracle.congestion, oracle.congestion_learnt) == ({1: pytest.approx(0.5)}, (1,))
     assert level(oracle) == pytest.approx((8 * 2 + 8) / 16)
+    # the prior of a slope is 0, and each transfer was alone: 8 more in flight cost nothing, as far as is known
+    assert {k: v for k, v in found.gauges(25.0).items() if "slowdown" in k} == {
+        f"network_tier1_slowdown_{form}_{others}": pytest.approx(1.5) for form in FORMS for others in (0, 8)
+    } | {"network_tier1_slowdown_transfers": 8.0}
     for i in range(8):
         move(found, "near", 2.5, 3.0 * i + 28, tier=1)
     assert level(told(found, 50.0)) == pytest.approx((16 * 2 + 8) / 24)
     assert told(found, 150.0).contention["own"] == {}
+    assert not any("slowdown" in name for name in found.gauges(150.0))
 
 
 def test_the_files_congestion_is_others_and_no_part_of_the_level(tmp_path: Path) -> None:

@@ -268,6 +268,38 @@ async def test_a_client_that_leaves_pays_for_what_was_begun(keys: KeyFile, opene
         assert made.metric("sluice_tenant_requests_total", tenant="acme", code="499") == 1
 
 
+@pytest.mark.parametrize("own_limit", [True, False], ids=["its own limit", "the server's limit"])
+async def test_a_client_that_gives_up_by_a_limit_of_its_own_pays_for_what_was_begun(
+    keys: KeyFile, opened: Opened, own_limit: bool
+) -> None:
+    """A limit that ends just before the first token does not have prompts computed for nothing."""
+    secret = keys.add(id="k1", tokens_per_min=1000)
+    async with opened({"auto": False}, request_timeout_s=60.0 if own_limit else 0.3) as made:
+        own = {"x-sluice-timeout-s": "0.3"} if own_limit else {}
+        answer = await made.client.post("/v1/completions", json=PROMPT, headers=bearer(secret) | own)
+        assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline")
+        assert made.engines["p"].of(wire.Prefill)
+        await made.idle()
+        held, running, spent = account(made, "k1")
+        assert (held, running, round(spent)) == (0, 0, 3 if own_limit else 0)
+
+
+async def test_a_client_whose_own_limit_ends_before_an_engine_has_its_prompt_pays_nothing(
+    keys: KeyFile, opened: Opened
+) -> None:
+    secret = keys.add(id="k1", tokens_per_min=1000)
+    async with opened({"auto": False, "slots": 1}) as made:
+        first = asyncio.create_task(ask(made, secret))
+        await until(lambda: made.engines["p"].of(wire.Prefill), "a prefill")
+        own = bearer(secret) | {"x-sluice-timeout-s": "0.3"}
+        answer = await made.client.post("/v1/completions", json=PROMPT, headers=own)
+        assert answer.status_code == 504
+        assert len(made.engines["p"].of(wire.Prefill)) == 1
+        assert round(account(made, "k1")[2]) == 0
+        first.cancel()
+        await made.idle()
+
+
 async def test_a_request_that_fails_before_output_costs_no_tokens(keys: KeyFile, opened: Opened) -> None:
     secret = keys.add(id="k1", tokens_per_min=1000)
     async with opened({"auto": False}, max_retries=0) as made:

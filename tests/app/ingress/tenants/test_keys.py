@@ -101,6 +101,16 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], told: str) -> None:
     assert "secret!" not in str(refused.value)
 
 
+@pytest.mark.parametrize("digits", [63, 65, 127], ids=str)
+def test_a_salt_secret_has_whole_bytes(digits: int) -> None:
+    """A file whose secret cannot be used would be an error at every request instead of at its reading."""
+    found = json.loads(file_with()) | {"salt_secret": "a" * digits}
+    with pytest.raises(BadKeyFile, match="salt_secret"):
+        parse(json.dumps(found).encode())
+    longer = KeyBook.of(parse(json.dumps(found | {"salt_secret": "a" * 66}).encode()))
+    assert longer.cache_salt("acme", False, None)
+
+
 def test_two_keys_have_neither_one_id_nor_one_secret() -> None:
     key = parse(file_with()).keys[0]
     for twin in (key.model_copy(update={"secrets": ()}), key.model_copy(update={"id": "k2"})):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -145,6 +146,75 @@ async def test_what_a_dead_replica_held_is_given_back(server: Server) -> None:
     await alive.close()
 
 
+async def sums(ledger: SharedLedger, key: str) -> tuple[int, int, int]:
+    """Returns the sums of a key: members, sequences and tokens."""
+    found = await ledger._redis.hmget(f"sluice:quota:{{{key}}}:sums", "members", "running", "held")
+    members, running, held = (int(value or 0) for value in found)
+    return members, running, held
+
+
+async def added_up(ledger: SharedLedger, key: str) -> tuple[int, int, int]:
+    """Returns what the members of a key add up to."""
+    found = await ledger._redis.zrange(f"sluice:quota:{{{key}}}:held", 0, -1)
+    parts = [member.decode().split(":")[1:] for member in found]
+    return len(parts), sum(int(s) for s, _ in parts), sum(int(t) for _, t in parts)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=steps, forgets=st.sets(st.integers(0, 24), max_size=2))
+def test_the_sums_are_those_of_the_members_whatever_ends_expires_or_is_lost(
+    server: Server, steps: list[tuple[float, bool, int, int, int]], forgets: set[int]
+) -> None:
+    async def run() -> None:
+        # members expire within some steps
+        ledger = SharedLedger(server.url, 20)
+        key, now_s = f"sums-{next(_names)}", 1e9
+        running: list[SharedReservation] = []
+        for i, (wait_s, ends, sequences, tokens, used) in enumerate(steps):
+            now_s += wait_s
+            if i in forgets:
+                await ledger._redis.delete(f"sluice:quota:{{{key}}}:{('sums', 'held')[i % 2]}")
+            if ends and running:
+                # it may have expired already
+                await ledger.settle(running.pop(0), used, now_s)
+            found, _ = await ledger.reserve(key, Limits(parallel=9), Need(sequences, tokens), now_s)
+            if isinstance(found, SharedReservation):
+                running.append(found)
+            assert await sums(ledger, key) == await added_up(ledger, key)
+        # what has been given back twice, or never, leaves nothing
+        await ledger.reserve(key, Limits(parallel=1), Need(2, 1), now_s + 21)
+        assert await sums(ledger, key) == await added_up(ledger, key) == (0, 0, 0)
+        await ledger.close()
+
+    asyncio.run(run())
+
+
+async def test_a_reservation_does_not_walk_what_its_key_holds(ledger: SharedLedger) -> None:
+    limits = Limits(parallel=10**6, tokens_per_min=10**9)
+    held = [(await ledger.reserve("many", limits, Need(1, 10), 1e9))[0] for _ in range(200)]
+    await ledger._redis.config_resetstat()
+    for one in held[:50]:
+        assert isinstance(one, SharedReservation)
+        await ledger.settle(one, 10, 1e9)
+        assert not isinstance((await ledger.reserve("many", limits, Need(1, 10), 1e9))[0], Refusal)
+    called = await ledger._redis.info("commandstats")
+    assert "cmdstat_zrange" not in called and called["cmdstat_zadd"]["calls"] == 50
+    assert await sums(ledger, "many") == (200, 200, 2000)
+
+
+async def test_what_a_replica_of_an_earlier_version_holds_counts(ledger: SharedLedger) -> None:
+    limits = Limits(parallel=3)
+    await ledger._redis.zadd("sluice:quota:{earlier}:held", {"old-0:2:50": 1e9 + 60})
+    found, _ = await ledger.reserve("earlier", limits, Need(2, 1), 1e9)
+    assert isinstance(found, Refusal) and found.used == 2
+    found, _ = await ledger.reserve("earlier", limits, Need(1, 1), 1e9)
+    assert isinstance(found, SharedReservation)
+    # it takes its own back, and knows no sums
+    await ledger._redis.zrem("sluice:quota:{earlier}:held", "old-0:2:50")
+    found, _ = await ledger.reserve("earlier", limits, Need(2, 1), 1e9)
+    assert isinstance(found, SharedReservation) and await sums(ledger, "earlier") == (2, 3, 2)
+
+
 async def test_a_redis_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     ledger = SharedLedger(f"unix://{tmp_path}/nothing.sock", 600.0)
     with pytest.raises(StoreDownError):
@@ -205,3 +275,66 @@ async def test_parallel_sequences_in_redis_return_to_none(server: Server, tmp_pa
         last = await ask(made, secret)
         # 3 prompts of 3 tokens with twice 4 are 33; this one holds 7, and little has drained
         assert 10_000 - 40 <= int(last.headers["x-ratelimit-remaining-tokens"]) <= 10_000 - 7
+
+
+async def test_what_is_settled_again_is_charged_once(ledger: SharedLedger) -> None:
+    key_id, limits = f"again-{next(_names)}", Limits(tokens_per_min=1000, parallel=1)
+
+    async def reserved() -> SharedReservation:
+        held, _ = await ledger.reserve(key_id, limits, Need(1, 100), now_s=0.0)
+        assert isinstance(held, SharedReservation)
+        return held
+
+    async def left() -> int:
+        """Returns the tokens that are left, by a reservation of 1,000 that cannot be made."""
+        refused, meters = await ledger.reserve(key_id, limits, Need(1, 1000), now_s=0.0)
+        assert isinstance(refused, Refusal) and meters.tokens is not None
+        return meters.tokens.left
+
+    # the call was carried out, and its answer was lost
+    first = await reserved()
+    await ledger.settle(first, 60, now_s=0.0)
+    await ledger.settle(first, 60, now_s=0.0, again=True)
+    assert await left() == 940
+    # the call was lost
+    await ledger.settle(await reserved(), 60, now_s=0.0, again=True)
+    assert await left() == 880
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["the call was lost", "the answer was lost"])
+async def test_what_ends_while_redis_is_away_holds_nothing_afterwards(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    """One sequence is the whole limit of the key, and would be held for ten minutes."""
+    monkeypatch.setattr(gate_module, "STORE_RETRY_S", 0.05)
+    keys = KeyFile(tmp_path / "keys.json")
+    secret = keys.add(id=f"away-{next(_names)}", parallel=1, tokens_per_min=10_000)
+    config = IngressConfig((MODEL,), sweep_interval_s=0.02, key_file=str(keys.path), quota_redis=server.url)
+    call, away = SharedLedger._call, list[str]()
+
+    async def flaky(self: SharedLedger, script: Any, key_id: str, given: list[Any]) -> Any:
+        what = "reserve" if script is self._reserve else "settle"
+        if what not in away:
+            return await call(self, script, key_id, given)
+        if carried_out:
+            await call(self, script, key_id, given)
+        raise StoreDownError("TimeoutError")
+
+    monkeypatch.setattr(SharedLedger, "_call", flaky)
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+        gate = made.app._gate
+        assert gate is not None
+        for what in ("settle", "reserve"):
+            await until(lambda: gate.waits and not gate._settling, "a Redis that is asked")
+            away.append(what)
+            # the first one is settled with nobody, or reserved by this replica's own share
+            assert (await ask(made, secret)).status_code == 200
+            await until(lambda: not gate._settling and not gate.waits, "a Redis that fails")
+            away.clear()
+            await until(lambda: gate.waits, "the end of the pause")
+            # the first answer of Redis may still count what has ended
+            await ask(made, secret)
+            await until(lambda: not gate._settling, "settled requests")
+            assert (await ask(made, secret)).status_code == 200
+            await until(lambda: not gate._settling, "settled requests")
+    assert not gate._unsettled

@@ -41,7 +41,11 @@ def sent(number: int, at_s: float, ttft_s: float = 0.1, tpot_s: float = 0.01, **
 
 
 def trialled(requests: list[Sent], engines: int = 3, repeat: int = 0, arm: str = "") -> Trialled:
-    samples = [{"at_s": float(t), "engines_active": engines, "trial": 0, "queued": t} for t in range(25)]
+    """A trial in which `engines` serve, and two more are held."""
+    samples = [
+        {"at_s": float(t), "engines_active": engines, "engines_held": engines + 2, "trial": 0, "queued": t}
+        for t in range(25)
+    ]
     return Trialled(Trial(arm, repeat), 0.0, LOAD_S, requests, samples)
 
 
@@ -60,8 +64,17 @@ def test_the_figures_of_a_trial() -> None:
     assert found["ttft_p50_s"] == pytest.approx(0.1)
     assert found["tpot_mean_s"] == pytest.approx(0.01)
     assert found["e2e_p50_s"] == pytest.approx(0.2)
-    # three engines for 24 s
-    assert found["engine_hours"] == pytest.approx(3 * 24 / 3600)
+    # three engines serve for 24 s, and five are held
+    assert found["serving_hours"] == pytest.approx(3 * 24 / 3600)
+    assert found["engine_hours"] == pytest.approx(5 * 24 / 3600)
+
+
+def test_a_run_of_before_engines_were_counted_has_no_engine_time_and_no_zero() -> None:
+    made = trialled([sent(0, 1.0)])
+    for sample in made.samples:
+        del sample["engines_held"]
+    found = figures([made])
+    assert found["engine_hours"] is None and found["serving_hours"] == pytest.approx(3 * 24 / 3600)
 
 
 def test_without_objectives_there_is_no_attainment_and_goodput_counts_answers() -> None:

@@ -76,7 +76,7 @@ def load(**keys: object) -> dict[str, object]:
         (changed(actions=[{"at_s": 1}]), "give exactly one of policy, scale, role, drain, activate, kill"),
         (changed(actions=[{"at_s": 1, "drain": "a", "kill": "b"}]), "give exactly one of"),
         (changed(actions=[{"at_s": 31, "drain": "a"}]), "one is at 31 s, after the end of the load at 30 s"),
-        (changed(actions=[{"at_s": 1, "policy": {}}]), "give prefill, decode, flow or dispatch"),
+        (changed(actions=[{"at_s": 1, "policy": {}}]), "give prefill, .*fairness, flow or dispatch"),
         (changed(actions=[{"at_s": 1, "policy": {"decode": {"nam": "x"}}}]), "decode: give a policy's name"),
         (
             changed(actions=[{"at_s": 1, "scale": {"decode": -1}}]),

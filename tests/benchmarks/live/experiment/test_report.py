@@ -158,6 +158,21 @@ def test_a_killed_run_still_has_its_figures(store: RunStore) -> None:
     assert len(told["samples"]["t"]) == len(told["samples"]["queued"]) == 26
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_trials_that_a_run_has_not_noted_yet_stand_one_after_the_other(store: RunStore, killed: bool) -> None:
+    # trials of 12 s that began at 0 and at 15 s
+    told = detail(store, made(store, killed))
+    assert told["samples"]["t"] == [float(s) for s in (*range(13), *range(15, 28))]
+
+
+def test_a_trial_without_a_sample_began_when_the_load_before_it_had_ended(store: RunStore) -> None:
+    run_id = made(store, killed=True)
+    file = store.path(run_id) / SAMPLES
+    first = [line for line in file.read_text().splitlines(True) if json.loads(line)["trial"] == 0]
+    file.write_text("".join(first))
+    assert [trial.began_s for trial in load(store, run_id).trials] == [0.0, 12.0]
+
+
 def test_runs_without_a_request_cannot_be_compared(store: RunStore) -> None:
     run_id = made(store)
     folder = store.path(run_id)
@@ -169,8 +184,9 @@ def test_runs_without_a_request_cannot_be_compared(store: RunStore) -> None:
     assert "no request was sent" in report.as_html(load(store, run_id))
 
 
-def test_damaged_files_are_named(store: RunStore) -> None:
-    run_id = made(store)
-    (store.path(run_id) / REQUESTS).write_text('{"trial": 7}\n')
+@pytest.mark.parametrize("killed", [True, False])
+def test_damaged_files_are_named(store: RunStore, killed: bool) -> None:
+    run_id = made(store, killed)
+    (store.path(run_id) / REQUESTS).write_text('{"trial": "x"}\n' if killed else '{"trial": 7}\n')
     with pytest.raises(RunError, match="damaged"):
         load(store, run_id)

@@ -272,12 +272,13 @@ def test_parameters_out_of_range_are_refused_with_what_is_allowed(
         NetKV(**params)
 
 
+COUNTED_TERMS = ("own_flows", "in_flight", "leaving", "entering")
 LEARNT = dataclasses.replace(
     ORACLE,
     contention={
-        "own": {2: Curve(1.2, (0.1,))},
-        "fleet": {2: Curve(1.2, (0.1,)), 3: Curve(1.5, (0.25,))},
-        "ends": {2: Curve(1.2, (0.1, 0.3))},
+        "own": {2: Curve(1.2, (0.1,), 40)},
+        "fleet": {2: Curve(1.2, (0.1,), 40), 3: Curve(1.5, (0.25,), 7)},
+        "ends": {2: Curve(1.2, (0.1, 0.3), 40)},
     },
 )
 
@@ -305,6 +306,27 @@ def test_learnt_contention_takes_the_place_of_the_count(
     assert decision is not None
     assert term(decision, "d1", "transfer_s") == pytest.approx(1.0 * d1_slower)
     assert term(decision, "d2", "transfer_s") == pytest.approx(0.4 * d2_slower)
+    # the decision shows each factor, and from how many transfers it was learnt
+    assert term(decision, "d1", "slowdown") == pytest.approx(d1_slower)
+    assert term(decision, "d2", "slowdown") == pytest.approx(d2_slower)
+    assert term(decision, "d1", "learnt_from") == 40
+    assert term(decision, "d2", "learnt_from") == (7 if form == "fleet" else 0)
+    shown = {r.worker: {k: v for k, v in r.terms.items() if k in COUNTED_TERMS} for r in decision.ranking}
+    assert shown["d1"] == ({"leaving": 4, "entering": 3} if form == "ends" else {"in_flight": 4})
+    assert shown["d2"] == ({"in_flight": 2} if form == "fleet" else {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_slowdown_is_shown_only_where_one_was_used(form: str) -> None:
+    def shown(oracle: Oracle | None, **params: Any) -> list[tuple[float | None, float | None]]:
+        ranking = decide(oracle, **params).ranking
+        return [(r.terms.get("slowdown"), r.terms.get("learnt_from")) for r in ranking]
+
+    assert shown(ORACLE, contention=form) == [(1.0, 0.0)] * 2  # nothing is learnt yet
+    blind = dataclasses.replace(LEARNT, own_flows_excluded=False)
+    assert shown(blind, contention=form) == [(1.0, 0.0)] * 2
+    for oracle, params in ((LEARNT, {}), (LEARNT, {"contention": form, "variant": "topo_only"}), (None, {})):
+        assert shown(oracle, **params) == [(None, None)] * 2
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,7 +8,7 @@ import { useFeed } from "../live.js";
 import { Absent, BeforeAfter, Dialog, Empty, Message, Panel, Read, Role, State, Table, Tabs, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { NONE, count, dateClock, seconds, short, words } from "../format.js";
 
-const STAGES = [["prefill", "Prefill"], ["decode", "Decode"], ["flow", "Flow"], ["dispatch", "Dispatcher"]];
+const STAGES = [["prefill", "Prefill"], ["decode", "Decode"], ["admission", "Admission"], ["fairness", "Fairness"], ["flow", "Flow"], ["dispatch", "Dispatcher"]];
 
 export function Control({ role }) {
   const [done, setDone] = useState(0); // grows with each change, so that what it changed is read again

@@ -1,6 +1,6 @@
 // Experiments: a load and a timeline of actions from one YAML file, watched while they run, and compared afterwards.
 
-import { html, useEffect, useRef, useState } from "../lib.js";
+import { html, useRef, useState } from "../lib.js";
 import { get, post, remove } from "../api.js";
 import { RunChart, colourOf } from "../chart.js";
 import { Absent, BeforeAfter, Dialog, Editor, Empty, Message, Panel, Read, State, Table, Tabs, WatchOnly, only, useChange, useRead } from "../ui.js";
@@ -139,27 +139,21 @@ function Runs({ list, id, may, go, again }) {
         <a href=${`#/experiments/runs/${encodeURIComponent(one.id)}`} aria-current=${one.id === id ? "true" : undefined}><b>${one.name}</b><span class="note">${dateClock(one.began_at)}, ${seconds(one.took_s)}</span></a>
         <${State} state=${one.state} /></li>`)}</ul>`}
     <//>
-    <div>${id ? html`<${OneRun} key=${id} id=${id} may=${may} go=${go} again=${again} onDelete=${setAsk} />` : html`<${Panel} title="One run"><${Empty}>Choose a run to see it, or two to four to compare them.<//><//>`}</div>
+    <div>${id ? html`<${OneRun} key=${id} id=${id} now=${list.runs.find((one) => one.id === id)} may=${may} go=${go} again=${again} onDelete=${setAsk} />` : html`<${Panel} title="One run"><${Empty}>Choose a run to see it, or two to four to compare them.<//><//>`}</div>
     ${ask && html`<${Dialog} title="Delete a run" confirm="Delete" danger=${true} busy=${busy} error=${error} onConfirm=${erase} onClose=${() => setAsk(null)}>
       <p>${ask.name} of ${dateClock(ask.began_at)}, with all its samples. This cannot be undone.</p><//>`}
   </div>`;
 }
 
-function OneRun({ id, may, go, again, onDelete }) {
-  const [live, setLive] = useState(true);
-  const read = useRead(() => get(`/api/experiments/runs/${encodeURIComponent(id)}`), `${id} ${live}`, live ? 2000 : 0);
+// While a run is under way its state is that of the list, `now`: each reading of its samples takes from what is measured.
+function OneRun({ id, now, may, go, again, onDelete }) {
+  const live = now?.state === "running";
+  const read = useRead(() => get(`/api/experiments/runs/${encodeURIComponent(id)}`), `${id} ${live}`, live ? 10000 : 0);
   const [busy, error, run] = useChange();
-  const state = read.value?.run.state;
-  useEffect(() => {
-    if (state && state !== "running") {
-      setLive(false);
-      again();
-    }
-  }, [state]);
   const report = (kind) => `/api/experiments/runs/${encodeURIComponent(id)}/report.${kind}`;
-  return html`<${Read} read=${read} what="Reading the run">${(value) => html`
-    <${Panel} title=${value.run.name} note=${dateClock(value.run.began_at)} actions=${state === "running"
-      ? html`<button type="button" class="danger" ...${only(may, busy)} onClick=${() => run(() => post("/api/experiments/stop"))}>Stop</button>`
+  return html`<${Read} read=${read} what="Reading the run">${(got) => { const value = { ...got, run: now ?? got.run }; return html`
+    <${Panel} title=${value.run.name} note=${dateClock(value.run.began_at)} actions=${live
+      ? html`<button type="button" class="danger" ...${only(may, busy)} onClick=${() => run(() => post("/api/experiments/stop")).then(again)}>Stop</button>`
       : html`<button type="button" onClick=${() => { draft.text = value.text; go("experiments", "new"); }}>Run again…</button>
           <a class="button" href=${report("html")} download>Report</a><a class="button" href=${report("json")} download>JSON</a><a class="button" href=${report("png")} download>PNG</a>
           <button type="button" class="danger" ...${only(may)} onClick=${() => onDelete(value.run)}>Delete</button>`}>
@@ -170,7 +164,7 @@ function OneRun({ id, may, go, again, onDelete }) {
       ${value.run.summary && html`<div class="figures">${Object.entries(value.run.summary).filter(([, v]) => v === null || typeof v !== "object").map(([name, v]) => html`<div class="figure" key=${name}><span class="name">${figureName(name)}</span><span class="value">${figure(name, v)}</span></div>`)}</div>`}
     <//>
     <${RunCharts} samples=${[{ label: null, samples: value.samples, colour: null }]} actions=${value.actions ?? []} />
-    <details class="panel file"><summary>File and versions</summary><pre class="text">${value.text}</pre><pre class="text">${JSON.stringify(value.versions, null, 2)}</pre></details>`}<//>`;
+    <details class="panel file"><summary>File and versions</summary><pre class="text">${value.text}</pre><pre class="text">${JSON.stringify(value.versions, null, 2)}</pre></details>`; }}<//>`;
 }
 
 // The charts of one run (a line for each class) or of several (a line for each run, and a dash for each class).

@@ -7,12 +7,12 @@ import { figure, figureName } from "./experiments.js";
 import { Editor, Empty, Message, Panel, Read, Table, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { percent, short, words } from "../format.js";
 
-const draft = { text: null, changes: [{ name: "", set: "" }] }; // what was typed outlives a look at another view
+const draft = { base: null, text: null, changes: [{ name: "", set: "" }] }; // what was typed outlives a look at another view
 
 export function WhatIf({ role }) {
   const may = role === "admin";
   const [turn, setTurn] = useState(0);
-  const base = useRead(() => get("/api/whatif/base"), turn);
+  const base = useRead(() => may && (draft.base ??= post("/api/whatif/base").catch((error) => { draft.base = null; throw error; })), turn);
   const state = useRead(() => get("/api/whatif"), "whatif", 1500);
   const [text, setText] = useState(draft.text);
   const [changes, setChanges] = useState(draft.changes);
@@ -36,12 +36,13 @@ export function WhatIf({ role }) {
       return;
     }
     setProblem(null);
-    if (await run(() => post("/api/whatif/start", { text, changes: asked }))) state.again();
+    if (await run(() => post("/api/whatif/start", { text, changes: asked, base: base.value.base }))) state.again();
   };
   return html`<${WatchOnly} role=${role} />
     <div class="two">
-      <${Panel} title="Base" unit="YAML, made from what runs" actions=${html`<button type="button" onClick=${() => { setText(null); setTurn(turn + 1); }}>Read anew</button>`}>
-        <${Read} read=${base} what="Writing the file from what runs">${(value) => html`
+      <${Panel} title="Base" unit="YAML, made from what runs" actions=${html`<button type="button" ...${only(may)} onClick=${() => { draft.base = null; setText(null); setTurn(turn + 1); }}>Read anew</button>`}>
+        <${Read} read=${base} what="Writing the file from what runs">${(value) => value && html`
+          ${base.error && html`<${Message} level="error">${base.error.message}<//>`}
           ${value.problems?.length > 0 && html`<${Message} level="warn"><ul>${value.problems.map((one, n) => html`<li key=${n}>${one}</li>`)}</ul><//>`}
           <dl class="pairs">${Object.entries(value.facts ?? {}).map(([name, fact]) => html`<div key=${name}><dt>${words(name)}</dt><dd>${short(fact, 80)}</dd></div>`)}</dl>
           <${Editor} value=${text ?? value.text} onInput=${setText} label="Base file" rows=${22} />`}<//>

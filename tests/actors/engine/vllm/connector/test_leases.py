@@ -12,7 +12,7 @@ pytest.importorskip("nixl")
 from actors.engine.vllm.connector import BATCH, DUE, ENDS, LEASE, RENEW, RENEWED
 from actors.engine.vllm.connector.lease_table import Source
 from actors.engine.vllm.connector.messages import SluiceStats
-from actors.engine.vllm.connector.scheduler import SluiceScheduler, flow_terms
+from actors.engine.vllm.connector.scheduler import SluiceScheduler, flow_terms, terms_later
 from actors.engine.vllm.connector.worker import SluiceWorker
 from actors.engine.vllm.resume import OUTPUT
 
@@ -77,9 +77,23 @@ def test_no_read_is_held_for_longer_than_its_request_may_last(left_s: float, hel
     worker: Any = object.__new__(SluiceWorker)
     worker._leases, worker._node, worker._lease_s = {}, "n1", 30.0
     for role in ({}, {"do_remote_decode": True}):
-        worker._flows = {"r": flow_terms({"remote_host": "a", ENDS: 100.0 + left_s, **role}, 100.0, 0)}
+        told = flow_terms({"remote_host": "a", ENDS: 100.0 + left_s, **role}, 100.0, 0)
+        worker._flows = {"r": (told, time.monotonic())}
         terms = worker._terms("r", Source("agent", (0, 0))).flow
-        assert (terms.hold_s, terms.target, terms.source) == (held_s, "n1", "a")
+        assert (terms.target, terms.source) == ("n1", "a")
+        assert terms.hold_s == pytest.approx(held_s, abs=0.5)
+
+
+def test_a_read_that_waited_for_a_handshake_has_less_time_left() -> None:
+    terms = flow_terms({"remote_host": "a", DUE: 101.0, ENDS: 105.0}, 100.0, 0)
+    assert terms_later(terms, 2.0) == {**terms, "due_s": -1.0, "hold_s": 3.0}
+    assert terms_later(terms, 9.0)["hold_s"] == 0.0
+    assert terms_later({"source": "a"}, 9.0) == {"source": "a"}
+    worker: Any = object.__new__(SluiceWorker)
+    worker._leases, worker._node, worker._lease_s = {}, "n1", 30.0
+    worker._flows = {"r": (terms, time.monotonic() - 2.0)}
+    told = worker._terms("r", Source("agent", (0, 0))).flow
+    assert (told.due_s, told.hold_s) == (pytest.approx(-1.0, abs=0.5), pytest.approx(3.0, abs=0.5))
 
 
 def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow_of_its_place_in_the_queue() -> None:

@@ -34,6 +34,7 @@ def seen() -> dict[str, Any]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.nightly
 def test_a_stopped_lender_holds_a_read_which_ends_when_it_goes_on(seen: dict[str, Any]) -> None:
     """The check of the lease gives up and keeps its memory; the lender is not asked again; then all ends well."""
     assert seen["stop"] == {

@@ -25,6 +25,12 @@ BLOCK_BYTES = 4 * 3 * 128 * 128 * 4
 def test_vllm_reads_by_chunks_and_sees_leases_that_have_ended(integrity: str) -> None:
     """Of an aborted read vLLM gives the lender's blocks back, as after any read."""
     result = seen(plain, integrity=integrity)
+    # Nothing moves for a request that ended during the handshake, and the lender hears so.
+    assert (result["early"]["bytes"], result["early"]["given_back"], result["early_moved"]) == (
+        0,
+        True,
+        False,
+    )
     assert result["read"] == {
         "failed": False, "bytes": 5 * BLOCK_BYTES, "corrupt": False, "unscheduled": "", "level": None,
         "given_back": True,

@@ -177,12 +177,22 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def plain(pair: Pair) -> dict[str, Any]:
-    """A read in a wild order of blocks; one whose lease has ended; one that is aborted; some whose handles do not fit,
-    in one step with one that is right.
+    """One that is aborted while the engines make each other's acquaintance; a read in a wild order of blocks; one whose
+    lease has ended; one that is aborted; some whose handles do not fit, in one step with one that is right.
     """
+    handshake = pair.d.worker._nixl_handshake
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.3)
+        return handshake(*args)
+
+    pair.d.worker._nixl_handshake = slow
+    pair.read("early", pair.lend("early", [5, 6]), [40, 41])
+    seen: dict[str, Any] = {"early": pair.ended("early", aborted=("early",))}
+    seen["early_moved"] = any(bool(pair.d.caches[name][[40, 41]].any()) for name in LAYERS)
     theirs, mine = [7, 3, 4, 20, 19], [10, 9, 30, 31, 2]
     pair.read("r", pair.lend("r", theirs), mine)
-    seen = {"read": pair.ended("r"), "same": pair.same(theirs, mine)}
+    seen |= {"read": pair.ended("r"), "same": pair.same(theirs, mine)}
     stale = pair.lend("stale", [5, 6])
     pair.p.worker._table.close("stale")
     pair.read("stale", stale, [12, 13])

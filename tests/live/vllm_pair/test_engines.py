@@ -1,20 +1,13 @@
-"""One prefill and one decode engine of vLLM, each in its own process, on their own core: the engine contract, for real.
-
-Both are started once. The decode engine holds every read for a moment, so that requests can be met in their transfer.
-"""
+"""The engine contract, for real: one prefill and one decode engine of vLLM."""
 
 import json
-import math
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from tokenizers import Tokenizer
 
 from actors.engine.vllm.connector.acquaintance import Peer, packed, unpacked
 from actors.wire.messages import (
@@ -31,26 +24,17 @@ from actors.wire.messages import (
     ReleaseKV,
     RenewKV,
 )
-from app.models import resolve
 from policies.engine_model.blocks import block_hashes
 from tests.live.serving import PATIENCE_S
 from tests.live.vllm_app import (
     BLOCK,
-    CORE_PROCESSES,
     KV_TOKEN_BYTES,
     LEASE_S,
-    MODEL,
-    NEAR_TIE,
-    engine,
     on_a_slow_device,
 )
-from tests.live.vllm_client import Engine
-from tests.processes import still_running
+from tests.live.vllm_pair.pair import GREEDY, Pair, fresh, shared_tokens, text
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
-
-START_S = 500.0
-GREEDY = {"temperature": 0.0}
 
 PROMPTS = [
     "The capital of France is",
@@ -59,91 +43,6 @@ PROMPTS = [
     "List the planets of the solar system in their order from the sun: Mercury,",
     "Once upon a time there was a king who had three sons, and the youngest of them " * 20,
 ]
-
-
-class Pair:
-    """Prefill engine `p` and decode engine `d`."""
-
-    def __init__(self, directory: Path) -> None:
-        self.expiring = 0  # leases that this test lets expire
-        self.tokenizer = Tokenizer.from_file(str(resolve(MODEL) / "tokenizer.json"))
-        self.p = Engine(engine(0, engine_id="p", role="prefill"), directory / "p.log")
-        decode: dict[str, Any] = {
-            "role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}, "kv_events": True,
-            "overlap_imports": True,
-        }  # fmt: skip
-        self.d = Engine(engine(1, engine_id="d", **decode), directory / "d.log")
-
-    def tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text).ids)
-
-    def both(self, attempt_id: str, tokens: list[int], params: dict[str, Any], **more: Any) -> list[Out]:
-        """Prefill on one engine, decode on the other."""
-        done = self.p.prefill(attempt_id, tokens)
-        return self.d.decode(attempt_id, tokens, params, done.handle, **more)
-
-    def idle(self) -> None:
-        self.p.until_idle(0)
-        self.d.until_idle(0)
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """The last act is a test, too: a killed owner takes its tree along, and a stopped one leaves nothing."""
-    pair = Pair(tmp_path_factory.mktemp("vllm"))
-    try:
-        pair.p.wait_ready(START_S)
-        pair.d.wait_ready(START_S)
-        yield pair
-        children = [*pair.p.children(), *pair.d.children()]
-        assert len(children) >= 2 * CORE_PROCESSES
-        pair.p.process.kill()
-        pair.d.stop()
-        assert still_running(children, timeout_s=60) == []
-    finally:
-        pair.p.stop()
-        pair.d.stop()
-
-
-@pytest.fixture
-def pair(engines: Pair) -> Iterator[Pair]:
-    """Both engines, empty before and after each test, and no lease had to expire unless the test says so."""
-    engines.idle()
-    engines.expiring = 0
-    before = engines.p.ask("metrics")["leases_expired"]
-    yield engines
-    engines.idle()
-    assert engines.p.ask("metrics")["leases_expired"] == before + engines.expiring
-
-
-_fresh_from = iter(range(2000, 40000, 7))
-
-
-def fresh(count: int) -> list[int]:
-    """`count` tokens that no other test has used, so that nothing of them is cached."""
-    first = next(_fresh_from)
-    return [(first * 31 + i * 17) % 48000 + 100 for i in range(count)]
-
-
-def text(pieces: list[Out], index: int = 0) -> str:
-    return "".join(piece.text for piece in pieces if piece.index == index)
-
-
-def shared_tokens(left: list[Out], right: list[Out]) -> int:
-    """Tokens that two greedy answers, both with `logprobs` 2, have in common from the beginning.
-
-    Fails where they part at anything but a near tie: in each answer the other's token must be nearly as likely.
-    """
-    mine, theirs = ([entry for piece in pieces for entry in piece.logprobs or []] for pieces in (left, right))
-    for n, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-        if one[1] != other[1]:
-            for (_, _, logprob, top), wanted in ((one, other[1]), (other, one[1])):
-                gap = min(
-                    (logprob - candidate[2] for candidate in top if candidate[1] == wanted), default=math.inf
-                )
-                assert abs(gap) <= NEAR_TIE, f"token {n}: {one} and {other} are no near tie"
-            return n
-    return len(mine)
 
 
 # --------------------------------------------------------------------------------------------------- the way through
@@ -496,6 +395,18 @@ def test_a_handle_of_another_kind_is_refused(pair: Pair) -> None:
         pair.d.send(Decode(f"odd-{number}", fresh(5), {}, handle, PATIENCE_S))
         failed = pair.d.wait_for(f"odd-{number}", Failed)
         assert (failed.code, failed.retryable) == ("unknown_handle", True)
+
+
+def test_a_handle_of_another_prompt_is_refused_and_its_kv_stays(pair: Pair) -> None:
+    """Without the check the answer would be that of the other prompt."""
+    mine, other = fresh(BLOCK + 5), fresh(BLOCK + 5)
+    done = pair.p.prefill("theirs", other)
+    pair.d.send(Decode("not-mine", mine, {"max_tokens": 4}, done.handle, PATIENCE_S))
+    failed = pair.d.wait_for("not-mine", (Failed, Out))
+    assert isinstance(failed, Failed), failed
+    assert (failed.code, failed.retryable) == ("unknown_handle", True)
+    pieces = pair.d.decode("theirs", other, {**GREEDY, "max_tokens": 4, "ignore_eos": True}, done.handle)
+    assert sum(piece.n_tokens for piece in pieces) == 4
 
 
 def test_logprobs_come_with_their_tokens(pair: Pair) -> None:

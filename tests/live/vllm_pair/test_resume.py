@@ -6,7 +6,6 @@ without one it computes both.
 """
 
 import json
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 
 from actors.wire.messages import Decode, Failed, Out, ReleaseKV, Resume
 from tests.live.serving import PATIENCE_S
-from tests.live.test_vllm_engines import GREEDY, START_S, Pair, text
 from tests.live.vllm_app import BLOCK, NEAR_TIE
+from tests.live.vllm_pair.pair import GREEDY, Pair, text
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -29,28 +28,6 @@ COLOURS = {
     "required": ["colour", "number"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("vllm"))
-    try:
-        pair.p.wait_ready(START_S)
-        pair.d.wait_ready(START_S)
-        yield pair
-    finally:
-        pair.p.stop()
-        pair.d.stop()
-
-
-@pytest.fixture
-def pair(engines: Pair) -> Iterator[Pair]:
-    """Both engines, empty before and after each test; no lease had to expire."""
-    engines.idle()
-    before = engines.p.ask("metrics")["leases_expired"]
-    yield engines
-    engines.idle()
-    assert engines.p.ask("metrics")["leases_expired"] == before
 
 
 _number = count()
@@ -301,7 +278,7 @@ def test_tool_calls_go_on_without_a_second_name(pair: Pair, pull: bool) -> None:
     wanted = calls(undisturbed)
     assert [call["name"] for call in wanted] == ["weather"]
     assert undisturbed[-1].finish == "tool_calls"
-    for k in range(1, len(undisturbed), 5):
+    for k in range(1, len(undisturbed), 9):
         first, resume = seam(undisturbed, k)
         rest = resumed(pair, tokens, params, resume, pull, chat=chat)
         if assert_goes_on(undisturbed, first, rest):

@@ -1,0 +1,81 @@
+"""The bound on the prompts that one ingress replica has under way: on their sequences, and on the bytes they take.
+
+A request has a sequence for each choice of each of its prompts. Its prompts are kept from their arrival to the end of
+its answer, because another engine may have to compute them again. So are its options, which may be larger than they: a
+schema, a list of biases, or the whole body where engines parse the answer by it.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.api.errors import ApiError, bad_request
+
+TOKEN_BYTES = 48
+"""Bytes of a token of a prompt: 8 in the list, 32 for the number (28, in steps of 16), and 8 for the messages that take
+it to engines, which have 5 bytes a token, and to the router. CPython keeps no objects for numbers above 256."""
+
+
+class Held(NamedTuple):
+    """The sequences and bytes that a request has under way."""
+
+    sequences: int = 0
+    n_bytes: int = 0
+
+
+NOTHING = Held()
+
+
+def held_of(
+    prompts: Sequence[str | list[int]], tokens: Sequence[list[int]], n: int, kept_bytes: int = 0
+) -> Held:
+    """Returns what a request of these prompts holds, each with `n` choices; `tokens` are those that are known, and
+    `kept_bytes` what is kept beside them (`Plan.kept_bytes`).
+    """
+    ids = list(tokens) or [prompt for prompt in prompts if not isinstance(prompt, str)]
+    texts = sum([sys.getsizeof(prompt) for prompt in prompts if isinstance(prompt, str)])
+    # the prompt of a conversation may not be rendered yet
+    return Held(max(1, len(prompts)) * n, texts + TOKEN_BYTES * sum(map(len, ids)) + kept_bytes)
+
+
+class WorkBound:
+    """Counts what all requests hold, and refuses what goes beyond `most_sequences` or `most_bytes`."""
+
+    def __init__(self, most_sequences: int, most_bytes: int) -> None:
+        self._most_sequences, self._most_bytes = most_sequences, most_bytes
+        self.sequences = 0
+        """Sequences under way."""
+        self.n_bytes = 0
+        """Bytes of the prompts under way."""
+
+    def check(self, asked: Held, before: Held = NOTHING) -> None:
+        """Raises ApiError if a request may not hold `asked` instead of `before`: 400 if it never may, else 429 for the
+        sequences and 503 for the bytes.
+        """
+        if asked.sequences > self._most_sequences:
+            message = (
+                f"The request has {asked.sequences} sequences (prompts x n); this server takes"
+                f" {self._most_sequences} at once (ingress.options.max_sequences). Send several requests."
+            )
+            raise bad_request(message, "n", "request_too_costly")
+        if asked.n_bytes > self._most_bytes:
+            message = (
+                f"The request's prompts and options take {asked.n_bytes} bytes; this server has {self._most_bytes} for"
+                " all (ingress.options.max_prompt_bytes). Send several requests, or shorter ones."
+            )
+            raise bad_request(message, "prompt", "request_too_costly")
+        if asked.sequences > before.sequences and (
+            self.sequences - before.sequences + asked.sequences > self._most_sequences
+        ):
+            message = f"This replica has {self.sequences} sequences under way already; try again later."
+            raise ApiError(429, message, code="too_many_sequences", retry_after_s=1.0)
+        if asked.n_bytes > before.n_bytes and (
+            self.n_bytes - before.n_bytes + asked.n_bytes > self._most_bytes
+        ):
+            message = f"The requests under way here take {self.n_bytes} bytes; try again later."
+            raise ApiError(503, message, code="prompt_memory", retry_after_s=1.0)
+
+    def change(self, before: Held, now: Held) -> None:
+        """Counts that a request holds `now` instead of `before`."""
+        self.sequences += now.sequences - before.sequences
+        self.n_bytes += now.n_bytes - before.n_bytes
