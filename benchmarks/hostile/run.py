@@ -1,6 +1,7 @@
 """Measures what hostile clients of one kind do to the well-behaved streams and to the ingress."""
 
 import json
+import select
 import subprocess
 import time
 from collections import Counter
@@ -18,8 +19,10 @@ from benchmarks.hostile.streams import Seen, window
 from benchmarks.live.proctree import snapshot, usage_of
 from benchmarks.live.servers import ROOT, Server, ServerError, administrator, python
 
+BEGIN_S = 60.0
+"""Longest time until the well-behaved clients read."""
 WARM_S = 3.0
-"""Seconds in which the well-behaved streams begin."""
+"""Seconds from then on that do not count."""
 SETTLE_S = 3.0
 """Seconds after the end of the hostile clients that still count as theirs, since what they left is put away then."""
 SAMPLE_S = 0.5
@@ -54,6 +57,7 @@ def measure(
         usage: list[tuple[float, int, float]] = []
         streams = _process(server, "streams", "--streams", str(plan.streams), stdin=subprocess.PIPE)
         try:
+            begun(streams)
             _sample(pid, usage, _for(WARM_S))
             alone_s = time.monotonic()
             _sample(pid, usage, _for(plan.alone_s))
@@ -131,6 +135,18 @@ def _process(server: Server, module: str, *arguments: str, stdin: int = subproce
 def _stdin(process: "subprocess.Popen[str]") -> IO[str]:
     assert process.stdin is not None
     return process.stdin
+
+
+def begun(process: "subprocess.Popen[str]") -> None:
+    """Waits until the clients of a process of streams read. Raises ServerError if that takes longer than `BEGIN_S`, or
+    if the process ends.
+    """
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], BEGIN_S)
+    if not (readable and process.stdout.readline()):
+        raise ServerError(
+            f"the well-behaved streams have not begun in {BEGIN_S:g} s, or their process has ended"
+        )
 
 
 def _told(process: "subprocess.Popen[str]") -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.hostile.streams --port PORT --streams 6
 
-They go on until their standard input ends. Then the process prints one JSON object: `gaps` has (time, seconds) of each
+The process prints a line as soon as as many answers have begun as there are clients. They go on until its standard
+input ends. Then it prints one JSON object: `gaps` has (time, seconds) of each
 gap between two events of a stream, `firsts` the same of each wait for the first event, `late` (time, seconds) of each
 delay of this process's own timer, and `failed` what went wrong. Times are CLOCK_MONOTONIC at the end of the gap, which
 all processes of the machine share.
@@ -119,20 +120,25 @@ async def client(port: int, name: str, seen: Seen, ended: asyncio.Event) -> None
         connection.drop()
 
 
-async def _lateness(seen: Seen) -> None:
+async def _watch(seen: Seen, streams: int) -> None:
+    """Notes each delay of this process's timer, and prints the line once as many answers have begun as `streams`."""
+    begun = False
     while True:
         due_s = time.monotonic() + TICK_S
         await asyncio.sleep(TICK_S)
         now_s = time.monotonic()
         seen.late.append((now_s, max(0.0, now_s - due_s)))
+        if not begun and len(seen.firsts) >= streams:
+            print("begun", flush=True)
+            begun = True
 
 
 async def _run(port: int, streams: int) -> Seen:
     seen, ended = Seen(), asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    timer = asyncio.create_task(_lateness(seen))
+    watch = asyncio.create_task(_watch(seen, streams))
     await asyncio.gather(*(client(port, f"word{number}", seen, ended) for number in range(streams)))
-    timer.cancel()
+    watch.cancel()
     return seen
 
 

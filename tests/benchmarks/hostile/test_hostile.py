@@ -2,6 +2,8 @@
 
 import json
 import resource
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ from benchmarks.hostile import __main__ as hostile_command
 from benchmarks.hostile import run as hostile_run
 from benchmarks.hostile.clients import FilesError, Kind, allow_files, requests_of
 from benchmarks.hostile.report import rows_of
-from benchmarks.hostile.run import Plan, measure
+from benchmarks.hostile.run import Plan, begun, measure
 from benchmarks.hostile.setups import CONNECTION_BYTES, RAISED, application, budget_bytes, limits
 from benchmarks.hostile.streams import Seen, Stream, window
-from benchmarks.live.servers import running
+from benchmarks.live.servers import ServerError, running
 
 
 def test_a_gap_belongs_to_the_window_in_which_it_ends() -> None:
@@ -96,6 +98,15 @@ def test_each_aim_is_judged(more: dict[str, Any], missed: list[str]) -> None:
     assert rows[0].name == "shipped limits, 10,000 idle connections: longest gap alone"
 
 
+@pytest.mark.parametrize("program", ["pass", "import time; time.sleep(60)"])
+def test_streams_that_do_not_begin_are_an_error(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile_run, "BEGIN_S", 1.0)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        with pytest.raises(ServerError, match="have not begun in 1 s"):
+            begun(process)
+        process.kill()
+
+
 EXPECTED: dict[Kind, set[str]] = {
     "slow_readers": {"200, open"},
     "half_open": {"no answer, open"},
@@ -119,7 +130,7 @@ def test_the_command_keeps_its_result_where_results_are(
 @pytest.mark.timeout(300)
 def test_all_kinds_in_their_short_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few clients are let in, the streams of others go on, and nothing of the clients stays."""
-    monkeypatch.setattr(hostile_run, "WARM_S", 1.5)
+    monkeypatch.setattr(hostile_run, "WARM_S", 0.5)
     monkeypatch.setattr(hostile_run, "SETTLE_S", 0.5)
     lines: list[str] = []
     # a unix socket's path is short, and pytest's folders are deep
