@@ -1,25 +1,20 @@
-"""How long the chunks of a read are, by the bandwidth that has been seen of its source, and when a read is stuck."""
+"""How reads are cut into chunks, of which a permit covers as many as it has bytes for, and when a read is stuck."""
 
-CHUNK_S = 0.010
-"""Time that one chunk should take at the bandwidth seen so far, in seconds: what a more urgent read waits at most for
-each chunk posted before it (MFS 4.5)."""
+import itertools
 
-FIRST_BYTES_PER_S = 125e6
-"""Bandwidth of a source before its first chunk. ASSUMPTION: no network on which moving KV pays is slower than 1 Gbit/s;
-on a faster one only the first read has too many chunks."""
+CHUNK_BYTES = 65_536
+"""Size of a chunk: the least that an arbiter permits by default. With longer ones a permit for less would move more
+than it is for, and the arbiter would go on to permit what has long been posted."""
 
-LEARNED_SHARE = 0.3
-"""Weight of a chunk's bandwidth in the moving average."""
+MOST_CHUNKS = 4096
+"""Most chunks of a read. Longer reads have longer chunks."""
 
 FLOOR_BYTES_PER_S = 50e6
 """Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
 
 
-def chunk_bytes(bytes_per_s: float | None) -> float:
-    """Returns the size of a chunk from a source of this bandwidth; None: no chunk has come from it yet."""
-    return CHUNK_S * (FIRST_BYTES_PER_S if bytes_per_s is None else bytes_per_s)
-
-
-def learned(bytes_per_s: float | None, seen: float) -> float:
-    """Returns the bandwidth of a source after a chunk that came with `seen` bytes per second."""
-    return seen if bytes_per_s is None else bytes_per_s + LEARNED_SHARE * (seen - bytes_per_s)
+def chunks_of(size: int) -> list[int]:
+    """Returns the sizes of nearly equal chunks of a read of `size` bytes, which is above 0."""
+    number = min(MOST_CHUNKS, -(-size // CHUNK_BYTES))
+    ends = [size * i // number for i in range(number + 1)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]

@@ -83,10 +83,9 @@ class SimEngine:
         self._prefills: dict[str, PrefillTask] = {}
         self._decodes: dict[str, DecodeTask] = {}
         self._puller = Puller(config.pull_timeout_s)
-        bytes_per_s = self._timing.transfer_bandwidth_bytes_per_s
-        self._mover = FlowMover(config, bytes_per_s)
+        self._mover = FlowMover(config)
         gated = config.collectives_by_permit
-        self._exchanger = self._mover if gated else FlowMover(config, bytes_per_s, permits=False)
+        self._exchanger = self._mover if gated else FlowMover(config, permits=False)
         self._reads = KvReads(
             config, self._timing, self._model, self._puller, self._mover, self._read_failed, self._clock.kick
         )

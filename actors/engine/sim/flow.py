@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.engine.sim.config import SimEngineConfig
-from actors.flow.chunks import CHUNK_S
+from actors.flow.chunks import chunks_of
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post, ReaderConfig
 from actors.wire.channel import Identity
@@ -33,9 +33,6 @@ Ended = Callable[[float, Finished, str | None], None]
 """Is called when nothing of a flow is on its way any more, with the seconds that it moved, what the reader says of its
 end, and why it ended before its last byte (None: it did not, or it was aborted)."""
 
-MOST_CHUNKS = 256
-"""Most chunks of one read, so that a large read on a slow link does not make thousands of messages."""
-
 
 class PermittedReads:
     """The reads of one engine. `post` starts to move the bytes of a Post and must lead to a call of `chunk_done`;
@@ -46,17 +43,12 @@ class PermittedReads:
     def __init__(
         self,
         client: ReadsClient,
-        bytes_per_s: float,
         post: Callable[[Post], None],
         finished: Callable[[Finished], None],
         broken: Callable[[str, Exception], None],
     ) -> None:
         self._client, self._post, self._finished, self._broken = client, post, finished, broken
-        self._bytes_per_s = bytes_per_s
-        self._seen: dict[str, float] = {}
-        """Bytes/s of the last chunk from each source."""
-        self._sources: dict[str, str] = {}
-        """The source of each open read."""
+        self._open: set[str] = set()
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         if not client.alone:
@@ -69,16 +61,14 @@ class PermittedReads:
 
     def submit(self, flow: Flow, hold_bound_s: float) -> None:
         """Takes a read, which is held for at most `hold_bound_s`."""
-        self._sources[flow.flow_id] = flow.source
+        self._open.add(flow.flow_id)
         self._work.set()
-        self._do(self._client.submit(flow, self._chunks(flow), hold_bound_s))
+        self._do(self._client.submit(flow, chunks_of(flow.size), hold_bound_s))
 
     def chunk_done(self, post: Post, seconds: float | None) -> None:
         """Notes that the bytes of a Post have arrived after `seconds`, or never will because their sender has gone
         (None).
         """
-        if seconds:
-            self._seen[self._sources[post.flow_id]] = post.size / seconds
         self._do(self._client.chunk_done(post, seconds))
 
     def abort(self, flow_id: str) -> None:
@@ -95,12 +85,6 @@ class PermittedReads:
             self._task.cancel()
         self._client.close()
 
-    def _chunks(self, flow: Flow) -> list[int]:
-        at_bytes_per_s = self._seen.get(flow.source, self._bytes_per_s)
-        size = max(1, int(at_bytes_per_s * CHUNK_S), -(-flow.size // MOST_CHUNKS))
-        whole, rest = divmod(flow.size, size)
-        return [size] * whole + ([rest] if rest else [])
-
     def _do(self, actions: list[Post | Finished]) -> None:
         """Carries actions out. An error ends the read that it is of and no other."""
         for action in actions:
@@ -108,7 +92,7 @@ class PermittedReads:
                 if isinstance(action, Post):
                     self._post(action)
                 else:
-                    del self._sources[action.flow_id]
+                    self._open.remove(action.flow_id)
                     self._finished(action)
             except Exception as error:
                 log.exception("the read %s ends by an error", action.flow_id)
@@ -121,7 +105,7 @@ class PermittedReads:
             except Exception:
                 # without further steps every read that is held, now or later, would wait without end
                 log.exception("the reads by permit go on after an error")
-            if self._sources:
+            if self._open:
                 await asyncio.sleep(STEP_S)
                 continue
             self._work.clear()
@@ -150,8 +134,8 @@ class FlowMover:
     is posted whole, at once, whether there are agents or not.
     """
 
-    def __init__(self, config: SimEngineConfig, bytes_per_s: float, permits: bool = True) -> None:
-        self._config, self._bytes_per_s, self._permits = config, bytes_per_s, permits
+    def __init__(self, config: SimEngineConfig, permits: bool = True) -> None:
+        self._config, self._permits = config, permits
         self._reads: dict[str, PermittedReads] = {}
         self._flows: dict[str, _Open] = {}
         self._stopped = False
@@ -169,9 +153,7 @@ class FlowMover:
             config = ReaderConfig(self._config.flow_silent_s)
             agent = self._config.agent_of(node) if self._permits else ""
             client = ReadsClient(agent, node, worker, me.secret, config)
-            self._reads[node] = PermittedReads(
-                client, self._bytes_per_s, self._post, self._finished, self._broken
-            )
+            self._reads[node] = PermittedReads(client, self._post, self._finished, self._broken)
 
     def stop(self) -> None:
         """Ends all flows. Nothing is reported any more."""

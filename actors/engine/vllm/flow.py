@@ -27,7 +27,7 @@ from vllm.logger import init_logger
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.chunked_read import Post as Piece
 from actors.engine.vllm.connector.read_check import ReadChecks
-from actors.flow.chunks import chunk_bytes, learned
+from actors.flow.chunks import CHUNK_BYTES
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post
 from policies.flow.base import Flow, Stage
@@ -73,8 +73,6 @@ class FlowThread:
         self._commands: collections.deque[ChunkedRead | str] = collections.deque()
         self._reads: dict[str, ChunkedRead] = {}
         self._posts: dict[Piece, tuple[str, Post]] = {}
-        self._bytes_per_s: dict[str, float] = {}
-        self._polled_s = clock()
         self._progress_s = clock()
         self._stopping = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -178,7 +176,7 @@ class FlowThread:
             )
             sizes = read.sizes()
             if self._scheduled:
-                sizes = read.divide(chunk_bytes(self._bytes_per_s.get(flow.source)))
+                sizes = read.divide(CHUNK_BYTES)
             todo = self._client.submit(flow, sizes, terms.hold_s)
         except Exception as error:
             read.fail(error)
@@ -210,10 +208,6 @@ class FlowThread:
 
     def _poll(self) -> None:
         now_s = self._clock()
-        passed_s, self._polled_s = now_s - self._polled_s, now_s
-        for piece in self._posts:
-            # A piece may have been posted after the last poll.
-            piece.shared_s += min(passed_s, now_s - piece.posted_s) / len(self._posts)
         for flow_id in {flow_id for flow_id, _ in self._posts.values()}:
             read = self._reads[flow_id]
             for piece in read.poll(now_s):
@@ -224,13 +218,7 @@ class FlowThread:
                     self._carry_out(self._client.chunk_done(post, None))
                 else:
                     self.checks.heard(read.terms.source.agent, now_s)
-                    self._learn(read, piece)
                     self._carry_out(self._client.chunk_done(post, piece.ended_s - piece.posted_s))
-
-    def _learn(self, read: ChunkedRead, piece: Piece) -> None:
-        source = read.terms.flow.source or read.terms.source.agent
-        rate = piece.bytes / max(piece.shared_s, 1e-6)
-        self._bytes_per_s[source] = learned(self._bytes_per_s.get(source), rate)
 
     def _finished(self, finished: Finished) -> None:
         read = self._reads[finished.flow_id]

@@ -8,7 +8,6 @@ its agent, and with it the memory into which they are read, until they have ende
 import asyncio
 import collections
 import itertools
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from actors.engine.weights.checkpoint import Bytes
 from actors.engine.weights.pages import PagesAgent, PagesError
-from actors.flow.chunks import FLOOR_BYTES_PER_S, chunk_bytes, learned
+from actors.flow.chunks import FLOOR_BYTES_PER_S, chunks_of
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Finished, Post
 from actors.wire.messages import PieceLent
@@ -49,13 +48,6 @@ def limit_s(size: int) -> float:
     return HOLD_S + READ_S + size / FLOOR_BYTES_PER_S
 
 
-def cut(size: int, chunk_bytes: float) -> list[int]:
-    """Returns the sizes of chunks of nearly `chunk_bytes`, which add up to `size`."""
-    number = max(1, math.ceil(size / max(1.0, chunk_bytes)))
-    ends = [size * i // number for i in range(number + 1)]
-    return [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
-
-
 class ChunkReads:
     """The reads of pieces from one source, one at a time. `agent` is this source's alone. `names` are the names of the
     source's and of this node, as flow agents know them.
@@ -64,7 +56,6 @@ class ChunkReads:
     def __init__(self, agent: PagesAgent, lender: str, reads: ReadsClient, names: tuple[str, str]) -> None:
         self._agent, self._lender, self._reads, self._names = agent, lender, reads, names
         self._flying: list[_Chunk] = []
-        self._bytes_per_s: float | None = None
         self._numbers = itertools.count()
 
     async def read(self, lent: PieceLent, into: Bytes, gone: Callable[[], str]) -> None:
@@ -81,7 +72,7 @@ class ChunkReads:
             target=self._names[1],
             size=len(into),
         )
-        sizes = [len(into)] if self._reads.alone else cut(len(into), chunk_bytes(self._bytes_per_s))
+        sizes = [len(into)] if self._reads.alone else chunks_of(len(into))
         begins = [0, *itertools.accumulate(sizes)]
         todo = collections.deque(self._reads.submit(flow, sizes, HOLD_S))
         until_s, failed, finished = time.monotonic() + limit_s(len(into)), "", False
@@ -128,8 +119,6 @@ class ChunkReads:
                 continue
             self._flying.remove(chunk)
             took_s = now_s - chunk.posted_s
-            if state == "DONE":
-                self._bytes_per_s = learned(self._bytes_per_s, chunk.post.size / max(took_s, 1e-6))
             ended.append((chunk, took_s if state == "DONE" else None))
         return ended
 

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from actors.flow.chunks import CHUNK_BYTES, MOST_CHUNKS, chunks_of
 from actors.flow.reader import Finished, Post, Reader, ReaderConfig, Send
 from actors.wire.messages import (
     AdvanceFlow,
@@ -16,7 +17,11 @@ from actors.wire.messages import (
     Unscheduled,
     WithdrawFlow,
 )
+from policies.flow.arbiter import Arbiter
 from policies.flow.base import Flow, Stage
+from policies.flow.config import ArbiterConfig
+from policies.flow.events import Done, Submitted
+from policies.flow.registry import flow_policy
 
 
 def flow(name: str = "f", size: int = 40, due_s: float | None = 2.0) -> Flow:
@@ -70,6 +75,32 @@ def test_a_permit_allows_at_least_one_chunk_and_a_whole_one_allows_all() -> None
     assert reader.received(Permitted("f", 3, 1), 0.0) == [Post("f", 0, 1, 10, 1)]
     assert reader.received(Permitted("f", 3, 1, whole=True), 0.0) == [Post("f", 1, 3, 30, 1)]
     assert reader.received(Permitted("f", 3, 1), 0.0) == []
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e6, 5e6, 50e6, 1.25e9])
+def test_no_permit_comes_for_what_is_posted_already(bytes_per_s: float) -> None:
+    size, reader = 10_000_001, joined()
+    arbiter = Arbiter(flow_policy("mfs"), ArbiterConfig(port_bytes_per_s=bytes_per_s))
+    reader.submit(flow(size=size), chunks_of(size), 9.0, 0.0)
+    todo, now_s, given, posts = list(arbiter.apply(Submitted(flow(size=size)), 0.0)), 0.0, 0, 0
+    while todo:
+        permit, given = todo.pop(0), given + 1
+        for post in reader.received(Permitted("f", permit.size, permit.level, permit.whole), now_s):
+            assert isinstance(post, Post) and (permit.whole or post.size <= permit.size)
+            posts, now_s = posts + 1, now_s + post.size / bytes_per_s
+            for done in reader.chunk_done(post, post.size / bytes_per_s, now_s):
+                if isinstance(done, Send) and isinstance(done.message, ChunkDone):
+                    said = done.message
+                    todo += arbiter.apply(Done("f", said.size, said.seconds, said.last), now_s)
+    assert (given, len(arbiter), reader.waits) == (posts, 0, False)
+    assert given >= min(8, size / (0.030 * bytes_per_s))
+
+
+def test_chunks_add_up_and_are_bounded_in_number_and_size() -> None:
+    for size in (1, 65_536, 65_537, 10**7, 2**40):
+        chunks = chunks_of(size)
+        assert (sum(chunks), min(chunks) > 0, max(chunks) - min(chunks) <= 1) == (size, True, True)
+        assert max(chunks) <= CHUNK_BYTES or len(chunks) == MOST_CHUNKS
 
 
 def test_without_an_agent_a_read_is_posted_whole_at_once() -> None:

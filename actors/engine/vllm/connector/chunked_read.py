@@ -18,13 +18,11 @@ import numpy.typing as npt
 
 from actors.engine.vllm.connector.integrity import SumsAt
 from actors.engine.vllm.connector.lease_table import Source
+from actors.flow.chunks import MOST_CHUNKS
 
 State = Literal["PROC", "DONE", "ERR"]
 Indices = npt.NDArray[np.int32]
 Blocks = npt.NDArray[np.uint64]
-
-MAX_CHUNKS = 1024
-"""Most chunks of a read. Longer reads have longer chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +92,7 @@ class Side:
 
 @dataclass(eq=False, slots=True)
 class Post:
-    """Chunks `first` to `first + count - 1`, posted together. `shared_s` is the time that they were in flight, each
-    moment divided by the number of posts of this worker that were in flight with them.
-    """
+    """Chunks `first` to `first + count - 1`, posted together."""
 
     handle: Any
     first: int
@@ -104,7 +100,6 @@ class Post:
     bytes: int
     posted_s: float
     ended_s: float = 0.0
-    shared_s: float = 0.0
     failed: bool = False
 
 
@@ -114,7 +109,7 @@ def cut(lengths: npt.NDArray[np.int64], chunk_bytes: float) -> list[int]:
     """
     ends = np.cumsum(lengths)
     total = int(ends[-1])
-    number = min(MAX_CHUNKS, len(lengths), max(1, -int(-total // max(1.0, chunk_bytes))))
+    number = min(MOST_CHUNKS, len(lengths), max(1, -int(-total // max(1.0, chunk_bytes))))
     wanted = np.arange(1, number + 1) * total / number
     # Rounding of `wanted` must not leave the last descriptor out.
     positions = np.minimum(np.searchsorted(ends, wanted - 0.5) + 1, len(lengths))
@@ -168,9 +163,8 @@ class ChunkedRead:
 
     def sizes(self) -> list[int]:
         """Returns the bytes of each chunk."""
-        return [
-            int(self._offsets[b] - self._offsets[a]) for a, b in zip(self._cuts, self._cuts[1:], strict=False)
-        ]
+        sizes: list[int] = np.diff(self._offsets[self._cuts]).tolist()
+        return sizes
 
     @property
     def chunks(self) -> int:

@@ -16,6 +16,7 @@ from actors.engine.vllm.connector.chunked_read import ChunkedRead
 from actors.engine.vllm.connector.integrity import SAMPLE, SumsTable, chosen
 from actors.engine.vllm.connector.read_check import CORRUPT, GIVEN_BACK
 from actors.engine.vllm.flow import LONGEST_POLL_S, POLL_S, FlowThread, poll_pause_s
+from actors.flow.chunks import CHUNK_BYTES
 from actors.flow.client import ReadsClient
 from actors.flow.reader import Post, ReaderConfig
 from tests.actors.engine.vllm.connector.pair import DESCRIPTORS, Pair, until
@@ -263,7 +264,6 @@ def patient(pair: Pair, node: NarrowAgent) -> Iterator[FlowThread]:
 
 def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: NarrowAgent, patient: FlowThread) -> None:
     other = Occupant(node)
-    patient._bytes_per_s["there"] = pair.block_bytes * DESCRIPTORS / 8 / 0.010
     read = pair.read("r", pair.lend("r"), due_s=30.0)
     patient.submit(read)
     other.stays(0.3)
@@ -273,7 +273,7 @@ def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: NarrowAgent, pa
     until(lambda: other.client.step() or read.state == "DONE")
     assert (read.refused, read.unscheduled) == ("", "")
     assert read.level is not None and read.level >= 1
-    assert read.chunks == 8
+    assert read.chunks == read.bytes // CHUNK_BYTES
     assert pair.same()
     assert read.held_s(time.monotonic()) > 0.2
 

@@ -11,13 +11,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
 from actors.engine.vllm.connector.chunked_read import (
-    MAX_CHUNKS,
     ChunkedRead,
     ReadTerms,
     Side,
     cut,
 )
 from actors.engine.vllm.connector.lease_table import Source
+from actors.flow.chunks import MOST_CHUNKS
 from tests.actors.engine.vllm.connector.pair import BLOCKS, DESCRIPTORS, Pair, until
 
 
@@ -52,7 +52,7 @@ def test_every_descriptor_is_in_one_chunk_and_chunks_are_bounded_in_number() -> 
         ends = cut(lengths, float(random.integers(1, 100_000)))
         assert ends[-1] == len(lengths)
         assert sorted(set(ends)) == ends
-        assert len(ends) <= MAX_CHUNKS
+        assert len(ends) <= MOST_CHUNKS
 
 
 def done(read: ChunkedRead) -> list[Any]:
