@@ -10,9 +10,9 @@
   the decimals that are shown, with its sign.
 - A figure that cites no file and is not marked as given is a problem (`benchmarks.figures`).
 - A results file whose runs are of several states of the code, of code in no commit, of other code than that of the
-  commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
-  has changed since is none; such files are listed, here and in docs/results.md. So are live results of a machine that
-  was overloaded before they were measured.
+  commit that they name, or of a commit that a fresh clone lacks and that is not known as lost, is a problem
+  (`benchmarks.provenance`). That the code has changed since is none; such files are listed, here and in
+  docs/results.md. So are live results of a machine that was overloaded before they were measured.
 - No row that has an aim and an interval is judged otherwise than by the interval (`benchmarks.experiments.base.aimed`):
   met or missed where all of it says so, else open.
 - Where aims were stated before a run (`benchmarks.aims.stated`), they are those of the rows, and their digest is that
@@ -382,6 +382,9 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
     absent = sorted(file for file in provenance.MISSING if not (results / file).exists())
     if absent:
         checked.notes.append(f"not measured yet: {', '.join(absent)}")
+    lost = sorted(file for file in provenance.LOST if (results / file).exists())
+    if lost:
+        checked.notes.append(f"of a commit that is in no history any more, to be measured again: {', '.join(lost)}")
     why = no_history(root)
     if why is None:
         _compare_with_commits(root, results, made, stored, checked)
@@ -411,11 +414,17 @@ def _compare_with_commits(
     for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:
             if then is None:
-                checked.problems.append(
-                    f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
-                    " find the code again"
-                )
+                if unknown := [file for file in files if file not in provenance.LOST]:
+                    checked.problems.append(
+                        f"{', '.join(unknown)}: the commit {commit} is not in the history of this checkout, so nobody"
+                        " can find the code again"
+                    )
                 continue
+            if found := [file for file in files if file in provenance.LOST]:
+                checked.problems.append(
+                    f"{', '.join(found)}: the commit {commit} is in the history: take it off LOST"
+                    " (benchmarks/provenance.py)"
+                )
             for file in files:
                 origins, digest = made[file]
                 here = {origin.code for origin in origins if origin.clean and origin.commit == commit}

@@ -8,7 +8,7 @@ documents with them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,16 @@ from benchmarks.results_io import Stored, load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
 from benchmarks.transfer import report as transfer_report
-from benchmarks.watching import cost_report, opened_report, traced_report
+from benchmarks.watching import cost_report, opened_report, traced_report, walk_report
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
 # A table of rows without figures of a paper is folded away if it has more rows than this.
 FEW_ROWS = 30
+ENGINES = ("prefill", "decode", "colocated")
+"""The roles of engines among the processes of an application (`benchmarks.live.proctree`)."""
+MOST_IDLE = 5.0
+"""Aim: CPU at rest of all that is no engine, in per cent of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,18 @@ def _overhead(whole: Any) -> Iterator[Row]:
             yield Row(f"{name}: CPU a token", None, sum(case["cpu_ms_per_token"].values()), "ms")
     for tree in whole["trees"]:
         yield Row(f"{tree['target']}: memory at rest (PSS)", None, tree["total"]["pss_bytes"] / 2**30, "GiB")
+        if tree["target"].startswith("Sluice"):
+            yield from _idle(tree["target"], tree["idle_cpu"])
+
+
+def _idle(target: str, idle: Mapping[str, float]) -> Iterator[Row]:
+    """Yields the CPU at rest of all processes that are no engine and belong to none, by role and together."""
+    others = {role: share for role, share in idle.items() if role.partition("/")[0] not in ENGINES}
+    for role, share in others.items():
+        yield Row(f"{target}: CPU at rest, {role}, of one core", None, 100 * share, "%")
+    whole = 100 * sum(others.values())
+    name = f"{target}: CPU at rest, all that is no engine, of one core"
+    yield Row(name, None, whole, "%", aim=f"at most {MOST_IDLE:g}", met=whole <= MOST_IDLE)
 
 
 def _waterfall(whole: Any) -> Iterator[Row]:
@@ -484,6 +500,11 @@ OTHERS: dict[str, Other] = {
         opened_report.rows,
         drawn=True,
     ),
+    "watching/walk.json": Other(
+        "A walk through the dashboard of 16 busy sim engines in a browser: views, experiments, a what-if",
+        "python -m benchmarks.watching.walk",
+        walk_report.rows,
+    ),
     "dtype/dtype.json": Other(
         "What float32 costs against bfloat16 on a CPU",
         "python -m benchmarks.live.dtype",
@@ -631,7 +652,7 @@ def _of_experiment(results: Path, path: Path) -> Section:
     origin += f"; {when}" if when else ""
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
-    since = provenance.since(origins, present, stored.verified)
+    since = provenance.since(file.as_posix(), origins, present, stored.verified)
     name = stored.results.experiment
     fitted = registry.fitted(name) or ""
     return Section(
@@ -671,7 +692,7 @@ def _of_other(results: Path, file: str) -> Section:
         f"{ran}; {where}",
         commit,
         provenance.codes(origins),
-        provenance.since(origins, present),
+        provenance.since(file, origins, present),
         plots,
         overload(whole) or "",
     )

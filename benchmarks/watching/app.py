@@ -77,7 +77,8 @@ class Watched:
         self._commands: dict[bool, Command] = {}
         for board in (False, True):
             file = folder / ("dashboard.yaml" if board else "none.yaml")
-            shown = {"port": self.board if board else 0, "folder": str(folder / "dashboard")}
+            shown = {**wanted.get("dashboard", {}), "port": self.board if board else 0}
+            shown["folder"] = str(folder / "dashboard")
             limit_s = START_S + START_EACH_S * count
             made = sluice_app(f"Sluice, {count} sim engines", file, {**wanted, "dashboard": shown}, limit_s)
             ports = (*made.ports, self.board)

@@ -331,6 +331,25 @@ def test_a_commit_that_nobody_else_has_is_found_and_without_history_it_is_said_t
     assert checked.problems == [] and checked.notes[-1].startswith("NOTHING IS KNOWN OF THE CODE")
 
 
+def test_a_commit_that_is_known_as_lost_is_said_beside_the_figures(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(provenance, "LOST", frozenset({FILE}))
+    change(root, made_by(HERE))
+    checked = check(root)
+    assert checked.problems == []
+    assert f"of a commit that is in no history any more, to be measured again: {FILE}" in checked.notes
+    assert "| abc | v2:aa | changed, its commit is lost |" in (root / "docs/results.md").read_text()
+
+    @contextmanager
+    def at(commit: str, where: Path) -> Iterator[Path | None]:
+        yield ROOT
+
+    monkeypatch.setattr(check_module, "code_at", at)
+    assert any("take it off LOST" in problem for problem in check(root).problems)
+
+
 def test_runs_that_name_a_commit_with_other_code_are_found(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,8 +524,8 @@ def test_a_results_file_that_should_be_there_is_missed(root: Path, monkeypatch: 
 def test_all_experiments_and_live_measurements_have_a_results_file() -> None:
     files = expected()
     assert len(set(files)) == len(files) == len(registry.EXPERIMENTS) + len(OTHERS)
-    assert set(provenance.UNTRACED) | set(provenance.MISSING) <= set(files)
-    assert not set(provenance.UNTRACED) & set(provenance.MISSING)
+    assert provenance.UNTRACED | provenance.MISSING | provenance.LOST <= set(files)
+    assert not provenance.UNTRACED & provenance.MISSING and not provenance.LOST & provenance.MISSING
 
 
 @pytest.mark.parametrize(
