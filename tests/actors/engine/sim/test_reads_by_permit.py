@@ -96,6 +96,20 @@ async def test_a_read_by_permit_moves_every_byte_and_says_the_same(site: Site, p
     await until(lambda: not len(agent.desk), "no flow is open")
 
 
+async def test_a_read_names_its_engines_to_the_agent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await site.start_agent()
+    p, d = await site.node("p", "prefill"), await site.node("d", "decode")
+    await site.joined(p, d)
+    told: list[str] = []
+    arrived = agent.desk.book.arrived
+    monkeypatch.setattr(
+        agent.desk.book, "arrived", lambda flow, *rest: (told.append(flow.engines), arrived(flow, *rest))
+    )
+    await read(p, d, "r", PROMPT, 5.0)
+    await d.client.text("r")
+    assert told == ["p>d"]
+
+
 async def test_reads_of_one_node_share_it_by_permits_and_holds_are_told(site: Site) -> None:
     agent = await site.start_agent(window=1, whole_read_when_alone=False)
     p = await site.node("p", "prefill", links={"*": SimLink(10e6)})
