@@ -84,6 +84,7 @@ class FlowAgent:
         self._workers: dict[Channel, Worker] = {}
         self._beating = False
         self._tick: asyncio.TimerHandle | None = None
+        self._tick_s: float | None = None
         self._reports: asyncio.Task[None] | None = None
         self._broken = 0
         self._router = (
@@ -272,10 +273,13 @@ class FlowAgent:
             self._beating = True
             self._beat_at_s = clock_s()
             loop.call_later(self.config.beat_s, self._beat)
+        due_s = self.desk.arbiter.next_tick_s()
+        if due_s == self._tick_s:
+            return
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
-        due_s = self.desk.arbiter.next_tick_s()
+        self._tick_s = due_s
         if due_s is not None:
             self._tick = loop.call_later(max(0.0, due_s - clock_s()), self._ticked)
 
@@ -304,7 +308,7 @@ class FlowAgent:
             channel.lose(f"the agent was silent for {self.config.lost_s:g} s")
 
     def _ticked(self) -> None:
-        self._tick = None
+        self._tick = self._tick_s = None
         self.desk.apply(Tick(), clock_s())
         self._settle()
 
@@ -348,6 +352,7 @@ class FlowAgent:
         totals = {name: float(count) for name, count in desk.totals.items()}
         held_s = sum(one.held_s for one in desk.ended_at.values())
         totals |= {"held_seconds": held_s, "protocol_errors": float(self._broken)}
+        totals |= {"late_chunks": float(desk.arbiter.late_chunks)}
         for level, one in desk.ended_at.items():
             totals[f"ended_level_{level}"], totals[f"held_seconds_level_{level}"] = one.flows, one.held_s
         ports = desk.arbiter.ports

@@ -10,8 +10,9 @@ the actions that each call returns, in order:
 A read is **held** while it has chunks that are not posted. Held reads wait for the agent's permits, and fail open: all
 that is left of a read is posted without a permit if there is no agent, if nothing is heard from the agent for
 `ReaderConfig.silent_s` of the worker's own running time, or if the read's hold reaches its bound (the lease less a
-margin, the request's deadline). The worker then says so with `Unscheduled`. While an agent is silent, new reads are not
-held; the first message from it puts later reads under permits again.
+margin, the request's deadline). The worker then says so with `Unscheduled`; an agent to which it connects later hears
+so, too, of the reads that are not over. While an agent is silent, new reads are not held; the first message from it
+puts later reads under permits again.
 
 A posted chunk is never cancelled. After `abort` nothing more is posted, and Finished follows when the chunks in flight
 have arrived.
@@ -98,6 +99,8 @@ class _Read:
     aborted: bool = False
     held_s: float = 0.0
     unscheduled: UnscheduledReason | None = None
+    # bytes on their way that were posted without a permit
+    alone: int = 0
     level: int | None = None
 
     @property
@@ -143,7 +146,7 @@ class Reader:
 
     def submit(self, flow: Flow, chunks: Sequence[int], hold_bound_s: float, now_s: float) -> list[Action]:
         """Takes a read whose chunks have these sizes, in the order in which they are posted. It is held for at most
-        `hold_bound_s` seconds. Raises ValueError if the id is in use, or if the sizes do not add up to the flow's.
+        `hold_bound_s` seconds. The longest chunk is the least that a permit is for. Raises ValueError if the id is in use, or if the sizes do not add up to the flow's.
         """
         if flow.flow_id in self._reads:
             raise ValueError(f"flow {flow.flow_id} is being read already: give each read an id of its own")
@@ -151,6 +154,7 @@ class Reader:
             raise ValueError(
                 f"flow {flow.flow_id}: chunks {list(chunks)[:8]} must be positive and add up to {flow.size}"
             )
+        flow = dataclasses.replace(flow, least=max(chunks))
         read = _Read(flow, tuple(chunks), now_s, now_s + hold_bound_s, now_s)
         self._reads[flow.flow_id] = read
         if not self._held:
@@ -172,6 +176,8 @@ class Reader:
         if read is None or not read.in_flight:
             raise ValueError(f"flow {post.flow_id} has no chunk in flight")
         read.in_flight.remove(post.size)
+        if post.level is None:
+            read.alone = 0
         if read.held and not read.in_flight:
             read.waits_since_s = now_s
         over = not read.in_flight and not read.held
@@ -225,9 +231,16 @@ class Reader:
     # ------------------------------------------------------------------------------------------------- the agent
 
     def joined(self, now_s: float) -> list[Action]:
-        """Notes a new connection to an agent, to which all reads are submitted with what is left of them."""
+        """Notes a new connection to an agent, to which all reads are submitted with what is left of them, and which is
+        told of those that were posted without a permit.
+        """
         self._connected, self._silent, self._silent_s = True, False, 0.0
-        return [self._submit(read, now_s) for read in self._reads.values() if not read.aborted]
+        actions: list[Action] = []
+        for read in [read for read in self._reads.values() if not read.aborted]:
+            actions.append(self._submit(read, now_s))
+            if read.unscheduled is not None:
+                actions.append(self._say_unscheduled(read, read.unscheduled))
+        return actions
 
     def lost(self) -> None:
         """Notes that the connection has ended. Held reads wait for another one as long as for a silent agent."""
@@ -275,12 +288,15 @@ class Reader:
     def _post_unscheduled(self, read: _Read, reason: UnscheduledReason, now_s: float) -> list[Action]:
         first, size = read.posted, read.left()
         read.posted = len(read.chunks)
-        read.unscheduled = reason
+        read.unscheduled, read.alone = reason, size
         self.unscheduled[reason] = self.unscheduled.get(reason, 0) + 1
         actions: list[Action] = [self._post(read, first, size, None, now_s)]
         if read.told:
-            actions.append(Send(Unscheduled(read.flow.flow_id, size, reason, read.held_s)))
+            actions.append(self._say_unscheduled(read, reason))
         return actions
+
+    def _say_unscheduled(self, read: _Read, reason: UnscheduledReason) -> Send:
+        return Send(Unscheduled(read.flow.flow_id, read.alone, reason, read.held_s))
 
     def _post(self, read: _Read, first: int, size: int, level: int | None, now_s: float) -> Post:
         read.in_flight.append(size)

@@ -147,7 +147,7 @@ class FleetReport:
         totals |= self._kv_feed.totals() | self._network.totals()
         gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
         totals |= self._flows.totals()
-        gauges |= self._flows.gauges()
+        gauges |= self._flows.gauges(self._engines.statuses())
         gauges |= own_gauges
         gauges |= self._waits() | {"engine_silence_seconds_max": self._engines.longest_silence_s()}
         sharing = self._dispatcher.sharing

@@ -7,11 +7,11 @@ of them, also to those that connect later. It does not schedule flows itself: ag
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.wire.channel import Channel
-from actors.wire.messages import FlowAgentStatus, FlowReport, SetFlowPolicy
+from actors.wire.messages import FlowAgentStatus, FlowReport, SetFlowPolicy, Status
 from policies.flow.registry import FLOW, flow_policy
 from policies.journal.codec import dumps, loads
 from policies.state.events import PolicyChoice
@@ -87,16 +87,21 @@ class FlowAgents:
             total.update(report.totals)
         return {f"flow_{name}": float(count) for name, count in total.items()}
 
-    def gauges(self) -> dict[str, float]:
-        """Returns the number of agents, what all of them hold, and the share of reads that went unscheduled."""
+    def gauges(self, engines: Iterable[Status] = ()) -> dict[str, float]:
+        """Returns the number of agents, what all of them hold, and the share of the engines' reads that went
+        unscheduled, which no agent hears of while it is dead.
+        """
         gauges = {"flow_agents": float(len(self._reports))}
         if self._reports:
             for name in ("open", "held", "workers"):
                 gauges[f"flow_{name}"] = sum(
                     report.gauges.get(name, 0.0) for report in self._reports.values()
                 )
-            totals = self.totals()
-            gauges["flow_unscheduled_share"] = _unscheduled_share(totals, "flow_")
+        counting = [one.totals for one in engines if "transfers_unscheduled" in one.totals]
+        if counting:
+            reads = sum(totals.get("transfers", 0.0) + totals.get("transfer_failures", 0.0) for totals in counting)
+            unscheduled = sum(totals["transfers_unscheduled"] for totals in counting)
+            gauges["flow_unscheduled_share"] = unscheduled / max(1.0, reads)
         return gauges
 
 
@@ -122,11 +127,10 @@ def _status(report: FlowReport) -> FlowAgentStatus:
     )
 
 
-def _unscheduled_share(totals: Mapping[str, float], prefix: str = "") -> float:
-    """Returns the share of all submitted reads of which a part was posted without a permit."""
-    reads = f"{prefix}unscheduled_reads_"
-    unscheduled = sum(count for name, count in totals.items() if name.startswith(reads))
-    return unscheduled / max(1.0, totals.get(f"{prefix}submitted", 0.0))
+def _unscheduled_share(totals: Mapping[str, float]) -> float:
+    """Returns the share of all reads that an agent has heard of, of which a part was posted without a permit."""
+    unscheduled = sum(count for name, count in totals.items() if name.startswith("unscheduled_reads_"))
+    return unscheduled / max(1.0, totals.get("submitted", 0.0))
 
 
 def described_flow(name: str, params: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,9 @@ ROUTER: dict[str, Metric] = _listed(
     ("flow_open", "flows", "KV flows that the agents hold or have permitted."),
     ("flow_held", "flows", "KV flows that wait for a permit with nothing on its way."),
     ("flow_workers", "workers", "Workers that read KV by the agents' permits."),
-    ("flow_unscheduled_share", "share of 1", "Share of all KV reads of which a part was posted without a permit."),
+    ("flow_unscheduled_share", "share of 1",
+        "Share of the KV reads of all engines of which a part was posted without a permit, by the engines' own totals, "
+        "which also count while an agent is dead."),
     ("predictor_model_in_use", "0 or 1", "Whether the predictor uses a fitted model."),
     ("predictor_running_forecasts", "requests", "Running requests whose forecast is kept up to date."),
     ("predictor_window_tokens", "tokens", "Window H of the forecasts: the horizon of the decode policy if it has one."),
@@ -186,6 +188,8 @@ ROUTER: dict[str, Metric] = _listed(
     (r"flow_alone_reads_(\w+)", "flows",
         "KV reads from another node whose agent was not asked for permits, by reason: `no_agent` (not connected), "
         "`silent`, `agent_lost`, `refused`; the reader's agent ordered them alone.", "reason"),
+    ("flow_late_chunks", "chunks",
+        "Chunks of which nothing arrived for so long (`arbiter.late_s`) that they gave up their slots at both ports."),
     ("flow_returned_permits", "permits",
         "Permits of another node's agent that were given back because the reader's own port was full."),
     (r"flow_lent_(\w+)", "count",

@@ -1,21 +1,28 @@
-"""Times at which flows must be looked at again: a place that ends, and a rate that allows the next chunk."""
+"""Times at which flows must be looked at again: a place that ends, a rate that allows the next chunk, and a chunk that
+may be late.
+"""
 
 import math
+from collections import deque
 from heapq import heapify, heappop, heappush
 
 from policies.flow.base import Place
-from policies.flow.ports import VOID, VOID_LEAST, Held
+from policies.flow.ports import VOID, VOID_LEAST, Held, OpenPermit
 
 
 class Alarms:
-    """Two heaps by time with lazy deletion: the ends of places, and the ends of the pauses that a rate imposes."""
+    """Two heaps by time and a queue, with lazy deletion: the ends of places, the ends of the pauses that a rate
+    imposes, and looks at posted chunks.
+    """
 
-    __slots__ = ("_number", "_places", "_rests")
+    __slots__ = ("_looks", "_most_looks", "_number", "_places", "_rests")
 
     def __init__(self) -> None:
         self._number = 0
         self._places: list[tuple[float, int, Held, Place]] = []
         self._rests: list[tuple[float, int, Held]] = []
+        self._looks: deque[tuple[float, int, Held, OpenPermit]] = deque()
+        self._most_looks = VOID_LEAST
 
     def place_ends(self, state: Held, place: Place, flows: int) -> None:
         """Remembers when a place ends, if ever. `flows` is the number of flows, which bounds the void entries."""
@@ -50,11 +57,35 @@ class Alarms:
                 ready.append(entry[2])
         return ready
 
-    def next_rested_s(self) -> float | None:
-        """Returns the time at which the next flow may have its chunk, None if none rests."""
+    def look(self, state: Held, permit: OpenPermit, at_s: float) -> None:
+        """Remembers to look at a flow's posted chunk at `at_s`, which never falls from one call to the next."""
+        self._number += 1
+        permit.look = self._number
+        self._looks.append((at_s, self._number, state, permit))
+        if len(self._looks) > self._most_looks:
+            self._looks = deque(entry for entry in self._looks if entry[3].look == entry[1])
+            self._most_looks = VOID * len(self._looks) + VOID_LEAST
+
+    def due_looks(self, now_s: float) -> list[tuple[Held, OpenPermit]]:
+        """Returns the posted chunks that must be looked at, with their flows, by time."""
+        due = []
+        while self._looks and self._looks[0][0] <= now_s:
+            _, number, state, permit = self._looks.popleft()
+            if permit.look == number:
+                due.append((state, permit))
+        return due
+
+    def next_s(self) -> float | None:
+        """Returns the time at which the next flow may have its chunk, or the next chunk must be looked at; None if no
+        flow rests and no chunk is posted.
+        """
         while self._rests and not _rests_still(self._rests[0]):
             heappop(self._rests)
-        return self._rests[0][0] if self._rests else None
+        while self._looks and self._looks[0][3].look != self._looks[0][1]:
+            self._looks.popleft()
+        rested_s = self._rests[0][0] if self._rests else math.inf
+        look_s = self._looks[0][0] if self._looks else math.inf
+        return min(rested_s, look_s) if self._rests or self._looks else None
 
 
 def _rests_still(entry: tuple[float, int, Held]) -> bool:

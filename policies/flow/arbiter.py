@@ -10,6 +10,10 @@ left of it, up to a bound in time.
 
 Which flow is served next, and which slots are kept for whom, is `policies.flow.matching`'s; the arbiter conserves work.
 
+A posted chunk that takes far longer than it should is *late*: its lender or its reader stands still. It is known still,
+and answered by its `Done`, but it takes no slot, and it says nothing of a port's bandwidth. Until it has arrived no
+further chunk is permitted between the same two engines, so that all slots go to others.
+
 Promotion happens at chunk boundaries: a flow is placed anew at each `Done`, and between chunks at the time that its
 policy named. A posted chunk keeps its level and is never cancelled. After an event that is refused (`FlowError`)
 nothing has changed.
@@ -50,6 +54,11 @@ ORDERED_A_TURN = 256
 once."""
 PLACED_A_TURN = 4
 """Flows that one event places anew after a learned bandwidth has changed: a bound on an event's cost."""
+LATE = 4.0
+"""Multiple of the time that a chunk should take from which it is late. ASSUMPTION: the bandwidth that is left to a port
+does not fall to less than a quarter during one chunk."""
+MOST_LATE = 8
+"""Windows of late chunks at a port that take no slot. If they all begin to move again, what is posted is 9 windows."""
 
 
 class Arbiter:
@@ -67,6 +76,8 @@ class Arbiter:
         self._alarms = Alarms()
         self._delay_s = 0.0
         """Seconds of a chunk's two messages: from its permit to its report, less its time on the wire."""
+        self.late_chunks = 0
+        """Number of chunks that gave up their slots because they were late."""
         self._outdated: dict[Held, None] = {}
         self._unordered: list[Held] = []
         """Flows that have not heard of the latest order yet, the next one last."""
@@ -101,7 +112,7 @@ class Arbiter:
 
     def next_tick_s(self) -> float | None:
         """Returns the time by which a `Tick` is needed if no other event comes, None if none is."""
-        return self._now_s if self._unordered else self._alarms.next_rested_s()
+        return self._now_s if self._unordered else self._alarms.next_s()
 
     def view(self, flow_id: str, now_s: float) -> FlowView:
         """Returns where a flow stands. Raises UnknownFlow."""
@@ -110,6 +121,10 @@ class Arbiter:
     def rank(self, flow_id: str) -> tuple[float, ...]:
         """Returns a flow's place in the policy's order; the least goes first. Raises UnknownFlow."""
         return self._held(flow_id).rank
+
+    def blocked(self, flow_id: str) -> bool:
+        """Returns whether a flow gets no permit because a chunk between its engines is late. Raises UnknownFlow."""
+        return self._held(flow_id).blocked
 
     def flow_ids(self) -> list[str]:
         """Returns the ids of all flows that have not ended, by submission."""
@@ -169,6 +184,8 @@ class Arbiter:
                 f"flow {event.flow_id!r}: nothing is left of it after these {event.size} bytes: say last"
             )
         self._learn(state, permit, event, now_s)
+        if permit.late:
+            self._count_again(state, permit, now_s)
         state.left -= event.size
         others = [other for other in state.permits if other is not permit]
         if permit.whole and event.size == permit.size and others:
@@ -382,11 +399,13 @@ class Arbiter:
         permit.begin(now_s, egress.integral(now_s), ingress.integral(now_s))
         egress.moving += 1
         ingress.moving += 1
+        self._alarms.look(state, permit, now_s + self.config.late_s)
 
     def _stop(self, state: Held, permit: OpenPermit, now_s: float) -> None:
         """Ends what `_move` has begun."""
         if permit.moving:
             permit.moving = False
+            permit.look = 0
             for port in (state.pair.egress, state.pair.ingress):
                 port.integral(now_s)
                 port.moving -= 1
@@ -394,11 +413,62 @@ class Arbiter:
     def _post_only(self, state: Held, size: int, now_s: float, whole: bool) -> None:
         """Replaces a flow's open permits by one for all that its worker has posted, up to `last`.
 
-        Permits that crossed the worker's message on their way are void.
+        Permits that crossed the worker's message on their way are void. What is posted between engines of which a chunk
+        is late, is late at once.
         """
+        blocked = state.blocked
         for permit in list(state.permits):
             self._close(state, permit, now_s)
         self._post(state, size, now_s, whole, not whole)
+        if blocked:
+            self._count_late(state, state.permits[0], now_s)
+
+    def _is_late(self, state: Held, permit: OpenPermit, now_s: float) -> bool:
+        """Returns whether a posted chunk takes longer than it may (`ArbiterConfig.late_s`)."""
+        if now_s < permit.at_s + self.config.late_s or not permit.size:
+            return False
+        egress, ingress = state.pair.egress, state.pair.ingress
+        share = min(egress.certain(), ingress.certain()) / max(egress.posted, ingress.posted)
+        return now_s - permit.at_s >= LATE * permit.size / share
+
+    def _count_late(self, state: Held, permit: OpenPermit, now_s: float) -> None:
+        """Lets a late chunk take no slots, or looks at it again later where too many are late at its ports."""
+        egress, ingress = state.pair.egress, state.pair.ingress
+        if max(egress.late, ingress.late) >= MOST_LATE * self.config.window:
+            self._alarms.look(state, permit, now_s + self.config.late_s)
+            return
+        permit.late = True
+        permit.look = 0
+        self.late_chunks += 1
+        for port in (egress, ingress):
+            port.integral(now_s)
+            port.moving -= 1
+            port.posted -= 1
+            port.late += 1
+        late = state.pair.late
+        late[state.flow.engines] = late.get(state.flow.engines, 0) + 1
+        self._requeue_like(state, now_s)
+
+    def _count_again(self, state: Held, permit: OpenPermit, now_s: float) -> None:
+        """Ends what `_count_late` has begun, because a part of the chunk has arrived, or its permit ends."""
+        egress, ingress = state.pair.egress, state.pair.ingress
+        permit.late = False
+        for port in (egress, ingress):
+            port.posted += 1
+            port.late -= 1
+        self._move(state, permit, now_s)
+        late = state.pair.late
+        late[state.flow.engines] -= 1
+        if not late[state.flow.engines]:
+            del late[state.flow.engines]
+        self._requeue_like(state, now_s)
+
+    def _requeue_like(self, state: Held, now_s: float) -> None:
+        """Lets the flows between a flow's engines wait for permits, or no longer."""
+        for other in state.pair.flows.values():
+            if other.flow.engines == state.flow.engines:
+                self._requeue(other, now_s)
+        self._touch(state)
 
     def _fill(self, state: Held) -> None:
         """Lets a flow's whole permit, if it has one, cover what no other permit of it covers."""
@@ -410,6 +480,8 @@ class Arbiter:
 
     def _close(self, state: Held, permit: OpenPermit, now_s: float) -> None:
         """Ends an open permit and frees its slots."""
+        if permit.late:
+            self._count_again(state, permit, now_s)
         self._stop(state, permit, now_s)
         state.permits.remove(permit)
         state.posted -= permit.size
@@ -432,25 +504,41 @@ class Arbiter:
         self.ports.leave(state.pair, state)
 
     def _learn(self, state: Held, permit: OpenPermit, event: ev.Done, now_s: float) -> None:
-        if not self.config.learn or event.seconds <= 0.0 or not permit.moving:
+        """Learns from a chunk, and times what its permit still covers from now on."""
+        if event.seconds <= 0.0 or not permit.moving:
             return
-        elapsed = now_s - permit.at_s
-        delay_s = min(max(0.0, elapsed - event.seconds), MOST_DELAY * self.config.chunk_s)
-        self._delay_s += DELAY_WEIGHT * (delay_s - self._delay_s)
-        for port, since in (
-            (state.pair.egress, permit.egress_clock),
-            (state.pair.ingress, permit.ingress_clock),
-        ):
-            share = port.integral(now_s) - since
-            if share >= elapsed * ALONE:
-                share = min(share, max(event.seconds, LEAST_S))
-            if port.learn(event.size, share, self.config.learn_chunks):
-                for pair in port.pairs.values():
-                    for other in pair.flows.values():
-                        # places depend on the bandwidth by their deadlines
-                        if other.due_at is not None:
-                            self._outdated[other] = None
-        permit.begin(now_s, state.pair.egress.integral(now_s), state.pair.ingress.integral(now_s))
+        egress, ingress = state.pair.egress, state.pair.ingress
+        if self.config.learn:
+            if permit.late or self._is_late(state, permit, now_s):
+                for port in (egress, ingress):
+                    self._learn_late(port, event)
+            else:
+                elapsed = now_s - permit.at_s
+                delay_s = min(max(0.0, elapsed - event.seconds), MOST_DELAY * self.config.chunk_s)
+                self._delay_s += DELAY_WEIGHT * (delay_s - self._delay_s)
+                for port, since in ((egress, permit.egress_clock), (ingress, permit.ingress_clock)):
+                    share = port.integral(now_s) - since
+                    if share >= elapsed * ALONE:
+                        share = min(share, max(event.seconds, LEAST_S))
+                    port.late_in_a_row = 0
+                    self._teach(port, event.size, share)
+        permit.begin(now_s, egress.integral(now_s), ingress.integral(now_s))
+
+    def _learn_late(self, port: PortState, event: ev.Done) -> None:
+        """Learns from a late chunk only where it is the port that is slow: where more chunks in a row were late than
+        can have been posted when an engine stood still.
+        """
+        port.late_in_a_row += 1
+        if port.late_in_a_row > (1 + MOST_LATE) * self.config.window:
+            self._teach(port, event.size, event.seconds)
+
+    def _teach(self, port: PortState, size: int, share: float) -> None:
+        if port.learn(size, share, self.config.learn_chunks):
+            for pair in port.pairs.values():
+                for other in pair.flows.values():
+                    # places depend on the bandwidth by their deadlines
+                    if other.due_at is not None:
+                        self._outdated[other] = None
 
     def _pass_time(self, now_s: float) -> None:
         """Places flows anew whose time has come, or whose bandwidth has been learned anew."""
@@ -462,6 +550,11 @@ class Arbiter:
             self._place(state, now_s)
         for state in self._alarms.rested(now_s):
             self._enqueue(state, now_s)
+        for state, permit in self._alarms.due_looks(now_s):
+            if self._is_late(state, permit, now_s):
+                self._count_late(state, permit, now_s)
+            else:
+                self._alarms.look(state, permit, now_s + self.config.late_s)
         for state in list(islice(self._outdated, PLACED_A_TURN)):
             del self._outdated[state]
             if self._flows.get(state.flow.flow_id) is state:
@@ -489,7 +582,8 @@ class Arbiter:
         config = self.config
         # Without the delay, messages that take as long as a chunk make the port look slower and so each chunk smaller
         # than the one before, down to the least.
-        size = min(waiting, max(config.least_chunk_bytes, int(rate * (config.chunk_s + self._delay_s))))
+        least = max(config.least_chunk_bytes, state.flow.least)
+        size = min(waiting, max(least, int(rate * (config.chunk_s + self._delay_s))))
         if state.cleared:
             # The source's arbiter does not see what other sources send to this ingress. Where nothing else is there,
             # its size stands, because both arbiters count the same chunks.
@@ -517,11 +611,11 @@ def _answered(permits: list[OpenPermit], size: int) -> OpenPermit:
     """Returns the permit that a chunk of `size` bytes answers: the least that allows as much, else the oldest.
 
     The oldest that allows as much may be one for several chunks in flight, which then never arrive in full. A permit
-    whose chunk is not posted yet is answered only where there is no other.
+    whose chunk is not posted yet is answered only where there is no other, and of two alike one that is not late.
     """
     posted = [permit for permit in permits if permit.moving] or permits
     allow = [permit for permit in posted if permit.size >= size]
-    return min(allow, key=lambda permit: permit.size) if allow else posted[0]
+    return min(allow, key=lambda permit: (permit.size, permit.late)) if allow else posted[0]
 
 
 def _would_end(state: Held, permit: OpenPermit, size: int) -> bool:

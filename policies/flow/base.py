@@ -94,6 +94,12 @@ class Flow:
     """
     compute_s: float = 0.0
     """Seconds of computation that its request still needs; Algorithm 1's estimated finish contains them."""
+    least: int = 1
+    """Bytes of its largest part that cannot be divided: no permit is for less, unless less is left."""
+    engines: str = ""
+    """The lender and the reader, by one name for both; while a chunk between them is late, no further one is permitted.
+    Empty: unknown, so that the two nodes stand for them.
+    """
 
     def __post_init__(self) -> None:
         wrong = self._wrong()
@@ -111,6 +117,10 @@ class Flow:
             return f"size is {self.size!r}: it must be a whole number of bytes, at least 1"
         if type(self.rli) is not int or self.rli < 0:
             return f"rli is {self.rli!r}: it must be a whole number, at least 0"
+        if type(self.least) is not int or self.least <= 0:
+            return f"least is {self.least!r}: it must be a whole number of bytes, at least 1"
+        if not isinstance(self.engines, str):
+            return f"engines is {self.engines!r}: it must be a name, or empty"
         if self.due_s is not None and not is_finite(self.due_s):
             return f"due_s is {self.due_s!r}: it must be a finite number of seconds or None"
         if not is_finite(self.compute_s) or self.compute_s < 0:

@@ -36,6 +36,13 @@ class ArbiterConfig:
     """Permits to flows of the same level that may pass the first flow of a port while its other port is full; then the
     port's last slot is kept for it. A flow of a lower level never takes the last slot before it.
     """
+    late_s: Annotated[float, Number(above=0.0, unit="s")] = 1.0
+    """Time after which a posted chunk of which nothing has arrived is late, if that is more than four times what it
+    should take at the learned bandwidth, which it shares with what is posted beside it. A late chunk takes no slot of
+    its ports, so that a lender or a reader that stands still does not stop others; no further chunk is permitted
+    between its two engines until it has arrived. Where eight windows of a port's chunks are late already, a further
+    one keeps its slot. ASSUMPTION: a process that works is not kept from a core for as long.
+    """
     most_flows: Annotated[int, Whole(1, unit="flows")] = 65_536
     """Most flows that are held at once; more are refused."""
 

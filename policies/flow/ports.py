@@ -26,6 +26,8 @@ VOID, VOID_LEAST = 4, 64
 """A heap is cleared of void entries when it has more than 4 n + 64 entries for n valid ones at most."""
 LEAST_CHUNKS = 3
 """Chunks from which a bandwidth is learned; before that the nominal one counts."""
+SLOWEST_BYTES_PER_S = 50e6
+"""Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
 
 
 class OpenPermit:
@@ -34,16 +36,19 @@ class OpenPermit:
 
     A `whole` one covers all that no other permit of its flow covers, also what a chunk leaves of its own permit, and
     stays open until the flow ends. One `in_flight` stands for any number of chunks, and is over with its last byte. One
-    that the arbiter of the reader's ingress holds back does not move yet.
+    that the arbiter of the reader's ingress holds back does not move yet. A `late` one takes no slot of its ports.
     """
 
-    __slots__ = ("at_s", "egress_clock", "in_flight", "ingress_clock", "moving", "size", "whole")
+    __slots__ = ("at_s", "egress_clock", "in_flight", "ingress_clock", "late", "look", "moving", "size", "whole")
 
     def __init__(self, size: int, whole: bool, in_flight: bool) -> None:
         self.size = size
         self.whole = whole
         self.in_flight = in_flight
         self.moving = False
+        self.late = False
+        self.look = 0
+        """Number of the alarm at which it is looked at (`alarms`); 0 if it is not."""
         self.at_s = self.egress_clock = self.ingress_clock = 0.0
 
     def begin(self, at_s: float, egress_clock: float, ingress_clock: float) -> None:
@@ -102,8 +107,15 @@ class Held(FlowState):
         """
 
     @property
+    def blocked(self) -> bool:
+        """Whether a chunk between its engines is late, so that it gets no permit."""
+        return self.flow.engines in self.pair.late
+
+    @property
     def waiting(self) -> int:
         """The bytes that the next permit may cover."""
+        if self.blocked:
+            return 0
         left = self.left - self.posted
         if self.cleared is None:
             return left
@@ -116,13 +128,15 @@ class Pair:
     `head` is the waiting flow of least rank. Both ports keep the pair in a heap under its head's rank.
     """
 
-    __slots__ = ("_heap", "_pushed", "egress", "flows", "head", "head_entry", "ingress")
+    __slots__ = ("_heap", "_pushed", "egress", "flows", "head", "head_entry", "ingress", "late")
 
     def __init__(self, egress: "PortState", ingress: "PortState") -> None:
         self.egress = egress
         self.ingress = ingress
         self.flows: dict[str, Held] = {}
         """Flows between the two nodes that have not ended."""
+        self.late: dict[str, int] = {}
+        """Number of late chunks by their flows' `engines`, where there are any."""
         self.head: Held | None = None
         self.head_entry = 0
         self._heap: list[tuple[tuple[float, ...], int, Held]] = []
@@ -168,6 +182,8 @@ class PortState:
         "_samples",
         "_sum_bytes",
         "_sum_shares",
+        "late",
+        "late_in_a_row",
         "moving",
         "nominal",
         "pairs",
@@ -187,7 +203,11 @@ class PortState:
         self.pairs: dict[str, Pair] = {}
         """Pairs by the other node, as long as flows of theirs may wait."""
         self.posted = 0
-        """Chunks that are permitted and have not arrived."""
+        """Chunks that are permitted and have not arrived, without those that are late."""
+        self.late = 0
+        """Chunks that are late."""
+        self.late_in_a_row = 0
+        """Chunks that came late since the last one that did not."""
         self.moving = 0
         """Permitted chunks that are posted: the arbiter of another node may hold permits back for its ingress."""
         self.waiting = 0
@@ -268,6 +288,13 @@ class PortState:
             return None
         learned = self._sum_bytes / self._sum_shares
         return learned if self.nominal is None else min(learned, self.nominal)
+
+    def certain(self) -> float:
+        """Returns the bandwidth in bytes/s by which chunks are late: the one that policies see, but
+        `SLOWEST_BYTES_PER_S` at most while that is only assumed.
+        """
+        known = self.nominal is not None or len(self._samples) >= LEAST_CHUNKS
+        return self.published if known else min(self.published, SLOWEST_BYTES_PER_S)
 
     def set_nominal(self, bytes_per_s: float) -> None:
         """Takes a nominal bandwidth over; what was learned stays, bounded by it."""

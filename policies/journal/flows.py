@@ -1,6 +1,6 @@
 """The journal of a flow arbiter, in JSON lines: every event with its time, and below it the permits or the refusal.
 
-    {"flow_journal": 2, "version": .., "config": {..}, "policy": {"name", "params"}}                  header
+    {"flow_journal": 4, "version": .., "config": {..}, "policy": {"name", "params"}}                  header
     {"n": 0, "now_s": .., "event": "Submitted", "flow": {..}, "in_flight": [], "permits": [{..}]}
     {"n": 1, "now_s": .., "event": "Done", .., "refused": "UnknownFlow", "message": ".."}
 
@@ -24,10 +24,11 @@ from policies.journal.lines import JournalError
 from policies.routing.params import BadParameter
 from policies.state.events import PolicyChoice
 
-FORMAT = 3
+FORMAT = 4
 """The format's number. It rises with each change after which an arbiter gives other permits for the same events: in 2
 whole reads need their ports to themselves, chunks are larger where messages take long, and flows may be gated; in 3
-chunks in flight are told one by one, and an ingress cuts the permits of its sources while it is not alone.
+chunks in flight are told one by one, and an ingress cuts the permits of its sources while it is not alone; in 4 late
+chunks take no slot, and no permit is for less than a flow's least part.
 """
 
 

@@ -72,6 +72,8 @@ FAULTS: dict[str, Callable[[Random], list[Any]]] = {
     ],
     "deadline": lambda rng: [JOIN, submit(due_s=rng.choice((NAN, INF, -INF, "1", [])))],
     "compute": lambda rng: [JOIN, submit(compute_s=rng.choice((NAN, -1.0, INF, None)))],
+    "least part": lambda rng: [JOIN, submit(least=rng.choice((0, -1, 0.5, NAN, "1", None)))],
+    "engines": lambda rng: [JOIN, submit(engines=rng.choice((1, None, [])))],
     "layer": lambda rng: [JOIN, submit(rli=rng.choice((-1, 0.5, NAN, "1")))],
     "stage": lambda rng: [JOIN, submit(stage=rng.choice((0, 5, -1, "3", None)))],
     "no name": lambda rng: [JOIN, submit("f", **{rng.choice(("flow_id", "request_id", "batch", "source")): ""})],

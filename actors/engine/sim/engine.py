@@ -169,6 +169,7 @@ class SimEngine:
     def metrics(self) -> EngineMetrics:
         """Returns the totals since the start, and the present numbers of KV blocks."""
         steps = self._model.step_totals
+        unscheduled = self._reads.unscheduled + self._prefixes.unscheduled
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
@@ -183,6 +184,7 @@ class SimEngine:
             kv_blocks_free=self._pool.free,
             preemptions=self._model.preemptions_total,
             stalls=self._watch.stalls,
+            transfers_unscheduled=unscheduled if self._config.flow_agent else None,
             collectives=self._collectives.ended,
             collective_s=self._collectives.seconds,
             reuse_wait_s=self._prefixes.stalled_s,

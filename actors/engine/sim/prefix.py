@@ -15,6 +15,7 @@ before its blocks are used for anything else; of one by permit nothing more is p
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from actors.engine.sim.config import SimEngineConfig
@@ -55,6 +56,8 @@ class PrefixReads:
         """The group that waits for its flows, since when, and what goes on after them."""
         self._submitted = 0
         self.transfers = self.n_bytes = self.blocks = self.failures = 0
+        self.unscheduled = 0
+        """Reads, well or failed, of which a part was posted without a permit."""
         self.seconds = 0.0
         self.stalled_s = 0.0
         """Seconds for which layer groups waited for reused KV."""
@@ -178,6 +181,7 @@ class PrefixReads:
             return
         read.failed = True
         self.failures += 1
+        self.unscheduled += read.unscheduled
         if read.timer is not None:
             read.timer.cancel()
         if read.borrowed is None and not read.gone:
@@ -227,8 +231,11 @@ class PrefixReads:
         batch = batch or request_id
         read.begun, read.begun_s = True, time.monotonic()
         flows = [
-            reuse_flow(
-                request_id, batch, read.handle.node, home, read.n_bytes, group, groups, compute_s, prefix, rli
+            replace(
+                reuse_flow(
+                    request_id, batch, read.handle.node, home, read.n_bytes, group, groups, compute_s, prefix, rli
+                ),
+                engines=f"{read.handle.engine_id}>{self._config.engine_id}",
             )
             for group in range(groups)
         ]
@@ -261,6 +268,7 @@ class PrefixReads:
     ) -> None:
         del read.flows[flow_id]
         self._missing.pop(flow_id, None)
+        read.unscheduled |= finished.unscheduled is not None
         if reason is not None and not read.failed:
             # the flow broke down here, while the lender is well
             self.failed(read, reason)
@@ -289,6 +297,7 @@ class PrefixReads:
 
     def _count(self, read: "_PrefixRead", seconds: float) -> None:
         self.transfers += 1
+        self.unscheduled += read.unscheduled
         self.n_bytes += read.n_bytes
         self.blocks += read.tokens // self._model.pool.block_size_tokens
         self.seconds += seconds
@@ -323,7 +332,7 @@ class _PrefixRead:
         self.allocation: Allocation | None = None
         self.tokens = self.n_bytes = 0
         self.begun_s = 0.0
-        self.protected = self.paced = self.begun = self.gone = self.failed = False
+        self.protected = self.paced = self.begun = self.gone = self.failed = self.unscheduled = False
         # the layer groups of open flows
         self.flows: dict[str, int] = {}
         # by number of a part at the lender: its flow, and its number there

@@ -66,6 +66,8 @@ class KvReads:
         self._tasks: set[DecodeTask] = set()
         self._stopped = False
         self.transfers = self.n_bytes = self.blocks = self.failures = 0
+        self.unscheduled = 0
+        """Reads, well or failed, of which a part was posted without a permit."""
         self.seconds = 0.0
         self._flow_of: dict[DecodeTask, str] = {}
         self._flows = 0
@@ -184,6 +186,7 @@ class KvReads:
             target=home_of(request_id, self._config.nodes),
             size=n_bytes,
             due_s=None if msg.kv_due_s is None else msg.kv_due_s - waited_s,
+            engines=f"{handle.engine_id}>{self._config.engine_id}",
         )
         self._flow_of[task] = flow_id
 
@@ -205,6 +208,7 @@ class KvReads:
         """Ends a read by permit, of which nothing is on its way any more."""
         del self._flow_of[task]
         if reason is not None:
+            self.unscheduled += finished.unscheduled is not None
             self.failed(task, reason)
             return
         hold_s = self._config.hold_transfers_s
@@ -236,6 +240,7 @@ class KvReads:
             self.blocks += blocks
             self._model.loaded(seq)
             task.started = True
+            self.unscheduled += finished is not None and finished.unscheduled is not None
             held_s, level = (0.0, None) if finished is None else (finished.held_s, finished.level)
             self._sink.admitted(
                 Admitted(task.attempt_id, n_bytes, seconds, blocks, seq.cached_tokens, held_s, level)

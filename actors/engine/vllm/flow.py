@@ -173,6 +173,7 @@ class FlowThread:
                 due_s=terms.due_s,
                 rli=terms.rli,
                 compute_s=terms.compute_s,
+                engines=f"{read.terms.source.agent}>{self._name}",
             )
             sizes = read.sizes()
             if self._scheduled:

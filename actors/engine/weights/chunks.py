@@ -71,6 +71,7 @@ class ChunkReads:
             source=self._names[0],
             target=self._names[1],
             size=len(into),
+            engines=f"{self._lender}>{self._agent.name}",
         )
         sizes = [len(into)] if self._reads.alone else chunks_of(len(into))
         begins = [0, *itertools.accumulate(sizes)]

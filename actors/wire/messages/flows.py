@@ -25,7 +25,8 @@ class JoinNode(Wire, frozen=True):
 
 class SubmitFlow(Wire, frozen=True):
     """Worker -> agent: a read waits for permits. After a reconnect the worker submits each read again, with the size
-    and the deadline that are left; `in_flight` are the bytes of each chunk that is on its way already.
+    and the deadline that are left; `in_flight` are the bytes of each chunk that is on its way already. A read that was
+    posted without a permit meanwhile is submitted, too, and Unscheduled follows.
     """
 
     flow: Flow
@@ -34,7 +35,7 @@ class SubmitFlow(Wire, frozen=True):
 
 class Permitted(Wire, frozen=True):
     """Agent -> worker: up to `size` more bytes of the flow may be posted, at `level` (1 is the highest). With `whole`
-    the permit covers all that is left of it. A permit allows at least one chunk, even a larger one.
+    the permit covers all that is left of it. It is for no less than the flow's `least`, unless less is left.
     """
 
     flow_id: str
@@ -169,8 +170,9 @@ class FlowReport(Wire, frozen=True):
 
 class FlowAgentStatus(Part, frozen=True):
     """One agent as `sluice status` shows it: its node, its policy, the reads that are open and those of them that are
-    held with nothing in flight, the permits that it gave in all, the share of its reads that went without one, the
-    learned bandwidth of its ports in bytes/s, by names as `ingress n1`, and the held reads by priority level.
+    held with nothing in flight, the permits that it gave in all, the share of the reads that it has heard of which went
+    without one, the learned bandwidth of its ports in bytes/s, by names as `ingress n1`, and the held reads by priority
+    level.
     """
 
     node: str

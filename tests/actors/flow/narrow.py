@@ -1,4 +1,6 @@
-"""A flow agent that posts one chunk at a time, and a worker whose read occupies its ports until the test ends it."""
+"""A flow agent that posts one chunk at a time, and a worker whose read occupies its ports until the test ends it: no
+chunk is late there.
+"""
 
 import os
 import signal
@@ -27,7 +29,7 @@ class NarrowAgent:
         """Starts the process, and waits until it takes connections."""
         command = [
             sys.executable, "-m", "actors.flow.host", "--node", self.node, "--knows", self.knows,
-            "--listen", self.address, "--config", '{"arbiter": {"window": 1}}',
+            "--listen", self.address, "--config", '{"arbiter": {"window": 1, "late_s": 600}}',
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)

@@ -97,6 +97,8 @@ class Net:
         self.flows: dict[str, Flow] = {}
         self.left: dict[str, int] = {}
         self.in_flight: defaultdict[str, list[int]] = defaultdict(list)
+        # nodes that stand still: no chunk from or to them arrives
+        self.still: set[str] = set()
         self.nodes = {name: Node(self, name) for name in names}
         self._beat()
 
@@ -270,4 +272,5 @@ class Net:
             if last:
                 self._over(name)
 
-        self.at(seconds, arrived)
+        if self.still.isdisjoint((flow.source, flow.target)):
+            self.at(seconds, arrived)

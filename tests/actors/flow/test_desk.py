@@ -3,6 +3,7 @@
 import pytest
 
 from actors.flow.desk import BadMessage, Desk, Ended, Worker
+from actors.flow.reader import Post, Reader, Send
 from actors.wire.messages import (
     ChunkDone,
     ChunkPosted,
@@ -90,6 +91,19 @@ def test_what_goes_on_without_permits_is_counted_once() -> None:
     desk.take(peer, Unscheduled("f", 100, "bound"), 2.0)
     totals = {name: count for name, count in desk.totals.items() if "unscheduled" in name}
     assert totals == {"lent_unscheduled_reads_silent": 1, "lent_unscheduled_bytes": 100}
+
+
+def test_a_read_that_was_posted_while_there_was_no_agent_is_recorded_as_unscheduled() -> None:
+    reader, desk = Reader(), made_desk()
+    worker, _ = came(desk)
+    (post,) = reader.submit(flow("f"), [60, 40], 9.0, 0.0)
+    assert isinstance(post, Post)
+    for action in [*reader.joined(1.0), *reader.chunk_done(post, 2.0, 2.0)]:
+        if isinstance(action, Send):
+            desk.take(worker, action.message, 2.0)
+    assert [(one.unscheduled, one.chunks) for one in desk.ended] == [("no_agent", 1)]
+    assert desk.totals["unscheduled_reads_no_agent"] == desk.totals["submitted"] == 1
+    assert (len(desk), len(desk.arbiter), desk.open) == (0, 0, 0)
 
 
 def test_the_time_that_flows_were_held_is_of_the_level_at_which_they_were_permitted_last() -> None:

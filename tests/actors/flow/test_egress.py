@@ -209,6 +209,22 @@ def test_reads_end_whatever_agents_and_connections_do(
         assert not len(node.desk.arbiter), f"{node.name} keeps {node.desk.arbiter.flow_ids()}"
 
 
+@pytest.mark.parametrize(("still", "source", "target"), [("a", "b", "c"), ("c", "a", "d")])
+def test_a_node_that_stands_still_does_not_stop_reads_between_others(
+    still: str, source: str, target: str
+) -> None:
+    """Reads from a to c come first and do not move, because the lender stands still, or the reader does. The others
+    share the ingress of c, or the egress of a, with them.
+    """
+    stuck = {f"s{n}": flow(f"s{n}", "a", "c", 2_000, due_s=1.0) for n in range(6)}
+    others = [flow(f"o{n}", source, target, 2_000, due_s=9.0) for n in range(6)]
+    config = dataclasses.replace(CHUNKS, late_s=0.1)
+    made = net([(each, 0.001 * n) for n, each in enumerate([*stuck.values(), *others])], 7, config=config)
+    made.still.add(still)
+    made.run(until_s=10.0)
+    assert made.left.keys() == stuck.keys()
+
+
 @pytest.mark.parametrize("reason", ["silent", "agent_lost", "no_agent"])
 def test_a_source_without_a_living_agent_is_read_from_alone(reason: str) -> None:
     # no read is posted whole

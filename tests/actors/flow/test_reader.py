@@ -34,6 +34,7 @@ def flow(name: str = "f", size: int = 40, due_s: float | None = 2.0) -> Flow:
         target="z",
         size=size,
         due_s=due_s,
+        least=10,
     )
 
 
@@ -78,11 +79,17 @@ def test_a_permit_allows_at_least_one_chunk_and_a_whole_one_allows_all() -> None
 
 
 @pytest.mark.parametrize("bytes_per_s", [1e6, 5e6, 50e6, 1.25e9])
-def test_no_permit_comes_for_what_is_posted_already(bytes_per_s: float) -> None:
+@pytest.mark.parametrize(
+    "chunks",
+    [chunks_of(10_000_001), [1_000_000] * 10 + [1], [3_000_000, 64_000, 64_000, 6_872_001]],
+    ids=["short", "long", "unequal"],
+)
+def test_no_permit_comes_for_what_is_posted_already(bytes_per_s: float, chunks: list[int]) -> None:
     size, reader = 10_000_001, joined()
     arbiter = Arbiter(flow_policy("mfs"), ArbiterConfig(port_bytes_per_s=bytes_per_s))
-    reader.submit(flow(size=size), chunks_of(size), 9.0, 0.0)
-    todo, now_s, given, posts = list(arbiter.apply(Submitted(flow(size=size)), 0.0)), 0.0, 0, 0
+    (sent,) = reader.submit(flow(size=size), chunks, 9.0, 0.0)
+    assert isinstance(sent, Send) and isinstance(sent.message, SubmitFlow)
+    todo, now_s, given, posts = list(arbiter.apply(Submitted(sent.message.flow), 0.0)), 0.0, 0, 0
     while todo:
         permit, given = todo.pop(0), given + 1
         for post in reader.received(Permitted("f", permit.size, permit.level, permit.whole), now_s):
@@ -93,7 +100,7 @@ def test_no_permit_comes_for_what_is_posted_already(bytes_per_s: float) -> None:
                     said = done.message
                     todo += arbiter.apply(Done("f", said.size, said.seconds, said.last), now_s)
     assert (given, len(arbiter), reader.waits) == (posts, 0, False)
-    assert given >= min(8, size / (0.030 * bytes_per_s))
+    assert given >= min(8, size / max(0.030 * bytes_per_s, 2 * max(chunks)))
 
 
 def test_chunks_add_up_and_are_bounded_in_number_and_size() -> None:
@@ -184,10 +191,38 @@ def test_a_lost_agent_holds_nothing_for_longer_than_a_silent_one() -> None:
     post = Post("f", 0, 4, 40, None)
     assert reader.tick(0.02, 0.01) == [post]
     # the next agent learns of bytes that are in flight, because they load its ports
-    assert reader.joined(0.1) == [Send(SubmitFlow(flow("f", 40, 1.9), in_flight=(40,)))]
+    assert reader.joined(0.1) == [
+        Send(SubmitFlow(flow("f", 40, 1.9), in_flight=(40,))),
+        Send(Unscheduled("f", 40, "agent_lost", about(0.02))),
+    ]
     assert reader.chunk_done(post, 0.3, 0.3) == [
         Send(ChunkDone("f", 40, 0.3, True)),
         Finished("f", False, about(0.02), "agent_lost"),
+    ]
+
+
+def test_a_new_agent_hears_of_reads_that_were_posted_without_a_permit_and_are_not_over() -> None:
+    """Of `f` 10 bytes are in flight by permit, and the others without one; of `g` all. `h` is aborted."""
+    reader = joined()
+    reader.submit(flow("f"), CHUNKS, 0.5, 0.0)
+    reader.received(Permitted("f", 10, 4), 0.0)
+    (rest, _) = cast(list[Post], reader.tick(0.5, 0.001))
+    reader.lost()
+    for name in "gh":
+        reader.submit(flow(name), CHUNKS, 9.0, 1.0)
+    reader.abort("h", 1.0)
+    assert reader.joined(1.0) == [
+        Send(SubmitFlow(flow("f", due_s=1.0), in_flight=(10, 30))),
+        Send(Unscheduled("f", 30, "bound", 0.0)),
+        Send(SubmitFlow(flow("g"), in_flight=(40,))),
+        Send(Unscheduled("g", 40, "no_agent", 0.0)),
+    ]
+    # what has arrived is no longer on its way without a permit
+    reader.chunk_done(rest, 0.5, 1.0)
+    reader.lost()
+    assert reader.joined(1.5)[:2] == [
+        Send(SubmitFlow(flow("f", 10, due_s=0.5), in_flight=(10,))),
+        Send(Unscheduled("f", 0, "bound", 0.0)),
     ]
 
 

@@ -140,6 +140,16 @@ async def test_an_agent_that_reports_nonsense_loses_its_connection(router: Route
     assert router.status().gauges["flow_agents"] == 0
 
 
+def test_the_share_of_unscheduled_reads_is_that_of_the_engines_which_count_while_no_agent_does() -> None:
+    """8 reads of an engine have ended, 4 of them without a permit in part. Another engine does not count them."""
+    told = {"transfers": 6.0, "transfer_failures": 2.0, "transfers_unscheduled": 4.0}
+    engines = [wire.Status(name, 0, 0, 0, 0, 0.0) for name in "dp"]
+    engines[0].totals.update(told)
+    engines[1].totals.update(transfers=9.0)
+    assert FlowAgents().gauges(engines) == {"flow_agents": 0.0, "flow_unscheduled_share": 0.5}
+    assert FlowAgents().gauges() == {"flow_agents": 0.0}
+
+
 def test_an_agent_whose_policy_does_not_exist_is_refused() -> None:
     """The administrator's question for the policy could not be answered then."""
     agents = FlowAgents()

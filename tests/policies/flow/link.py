@@ -1,5 +1,6 @@
 """A driver for tests: an arbiter and ports whose posted chunks share bandwidth max-min fairly, in exact event order."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class Link:
         self.granted: list[tuple[float, Permit]] = []
         self._plan: list[tuple[float, int, Callable[[], FlowEvent]]] = []
         self.on_end: Callable[[str], None] = lambda name: None
+        self.still: set[str] = set()
+        """Nodes that stand still: chunks from and to them do not move."""
 
     def at(self, at_s: float, event: Callable[[], FlowEvent]) -> None:
         """Plans an event."""
@@ -75,21 +78,23 @@ class Link:
         return permits
 
     def rates(self) -> list[float]:
-        """Returns each chunk's bytes/s: its equal share of the fuller of its two ports."""
+        """Returns each chunk's bytes/s: its equal share of the fuller of its two ports, 0 where it stands still."""
         out: dict[str, int] = {}
         into: dict[str, int] = {}
-        for chunk in self.chunks:
+        moves = [self.still.isdisjoint((chunk.flow.source, chunk.flow.target)) for chunk in self.chunks]
+        for chunk in itertools.compress(self.chunks, moves):
             out[chunk.flow.source] = out.get(chunk.flow.source, 0) + 1
             into[chunk.flow.target] = into.get(chunk.flow.target, 0) + 1
         return [
-            self.bytes_per_s / max(out[chunk.flow.source], into[chunk.flow.target]) for chunk in self.chunks
+            self.bytes_per_s / max(out[chunk.flow.source], into[chunk.flow.target]) if moving else 0.0
+            for chunk, moving in zip(self.chunks, moves, strict=True)
         ]
 
     def run(self, until_s: float = 1e6) -> None:
         """Runs until nothing is left to do, or until a time. Fails if flows wait while nothing can happen."""
         while True:
             rates = self.rates()
-            ends = [chunk.left / rate for chunk, rate in zip(self.chunks, rates, strict=True)]
+            ends = [chunk.left / rate for chunk, rate in zip(self.chunks, rates, strict=True) if rate]
             tick = self.arbiter.next_tick_s()
             coming = [self.now_s + min(ends)] if ends else []
             coming += [self._plan[0][0]] if self._plan else []

@@ -40,7 +40,7 @@ from policies.state.events import PolicyChoice
 from tests.policies.flow.link import Link, flow
 
 SMALL = ArbiterConfig(
-    port_bytes_per_s=1000.0, chunk_s=0.1, least_chunk_bytes=1, whole_at_most_s=None, learn=False
+    port_bytes_per_s=1000.0, chunk_s=0.1, least_chunk_bytes=1, whole_at_most_s=None, learn=False, late_s=1e6
 )
 
 
@@ -81,6 +81,19 @@ def test_while_others_wait_permits_are_chunks_of_the_configured_time() -> None:
     made.apply(Submitted(flow("z", 500, due_s=100.0)), 0.0)
     [permit] = made.apply(Done("x", 150, 0.15, last=True), 0.15)
     assert (permit.size, permit.whole) == (100, False)  # 0.1 s of 1000 bytes/s
+
+
+def test_no_permit_is_for_less_than_the_least_part_of_its_flow_unless_less_is_left() -> None:
+    """A chunk is 100 bytes long by its time, and the flow cannot be divided into less than 250."""
+    made = arbiter(window=1, whole_read_when_alone=False)
+    sizes = [p.size for p in made.apply(Submitted(flow("x", 600, least=250)), 0.0)]
+    for now_s in (1.0, 2.0):
+        sizes += [p.size for p in made.apply(Done("x", 250, 0.25), now_s)]
+    assert sizes == [250, 250, 100]
+    gated = arbiter(whole_read_when_alone=False)
+    for name, source in (("x", "c"), ("y", "d")):
+        gated.apply(Submitted(flow(name, 900, source=source, least=250), gated=True), 0.0)
+    assert [p.size for p in gated.apply(Cleared("x", 300), 0.0)] == [250]
 
 
 def test_a_whole_permit_covers_no_more_than_its_bound() -> None:
@@ -295,6 +308,9 @@ def test_a_better_level_keeps_the_last_slot_of_a_port_for_itself() -> None:
         {"target": None},
         {"flow_id": ""},
         {"stage": 5},
+        {"least": 0},
+        {"least": 1.5},
+        {"engines": None},
         {"due_s": math.nan},
         {"due_s": math.inf},
         {"rli": -1},
@@ -370,9 +386,11 @@ def test_an_order_for_many_flows_is_taken_over_in_turns() -> None:
         made.apply(Submitted(flow(name, 300, stage=Stage.REUSE, rli=3)), 0.0)
     made.apply(Ordered((), pruned=tuple(names)), 1.0)
     heard = [256, 512, 600]
+    # the one chunk that is posted is looked at then
+    later_s = SMALL.late_s
     for number in heard:
         assert [name for name in names if made.view(name, 1.0).pruned] == names[:number]
-        assert made.next_tick_s() == (None if number == 600 else 1.0)
+        assert made.next_tick_s() == (later_s if number == 600 else 1.0)
         made.apply(Tick(), 1.0)
     # a flow that comes meanwhile knows the latest order, and one that has ended is none of its business
     made.apply(Ordered((), pruned=("late",)), 2.0)
@@ -381,7 +399,7 @@ def test_an_order_for_many_flows_is_taken_over_in_turns() -> None:
     made.apply(Tick(), 2.0)
     made.apply(Tick(), 2.0)
     assert [name for name in made.flow_ids() if made.view(name, 2.0).pruned] == ["late"]
-    assert made.next_tick_s() is None
+    assert made.next_tick_s() == later_s
 
 
 def test_reuse_rises_as_the_computation_advances_and_never_falls() -> None:

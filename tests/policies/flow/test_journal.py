@@ -76,7 +76,7 @@ def test_a_changed_permit_is_seen() -> None:
     ("change", "complaint"),
     [
         (lambda lines: lines[1:], "header"),
-        (lambda lines: [lines[0].replace('journal":3', 'journal":2'), *lines[1:]], "format is 2, .* reads 3"),
+        (lambda lines: [lines[0].replace('journal":4', 'journal":3'), *lines[1:]], "format is 3, .* reads 4"),
         (lambda lines: [lines[0], *lines[2:]], "missing"),
         (lambda lines: [lines[0], lines[1][:20] + "\n", lines[2]], "line 2"),
         (lambda lines: [lines[0], lines[1].replace("Submitted", "Submited")], "Submited"),

@@ -89,9 +89,25 @@ async def test_a_read_by_permit_moves_every_byte_and_says_the_same(site: Site, p
         c.client.decode(f"r{n}", [n + 1, *PROMPT], max_tokens=4)
         assert await c.client.text(f"r{n}") == texts[n]
     assert d.engine.metrics().transfer_bytes == 3 * 51 * 20_000
+    # none that no agent schedules is counted
+    assert c.engine.metrics().transfers_unscheduled is None
     await p.rests()
     await d.rests()
     await until(lambda: not len(agent.desk), "no flow is open")
+
+
+async def test_a_read_names_its_engines_to_the_agent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await site.start_agent()
+    p, d = await site.node("p", "prefill"), await site.node("d", "decode")
+    await site.joined(p, d)
+    told: list[str] = []
+    arrived = agent.desk.book.arrived
+    monkeypatch.setattr(
+        agent.desk.book, "arrived", lambda flow, *rest: (told.append(flow.engines), arrived(flow, *rest))
+    )
+    await read(p, d, "r", PROMPT, 5.0)
+    await d.client.text("r")
+    assert told == ["p>d"]
 
 
 async def test_reads_of_one_node_share_it_by_permits_and_holds_are_told(site: Site) -> None:
@@ -137,6 +153,7 @@ async def test_without_an_agent_at_the_address_reads_go_on(site: Site) -> None:
     assert (await d.client.wait("r", Admitted)).transfer_bytes == 50 * 20_000
     await d.client.text("r")
     await p.rests()
+    assert (d.engine.metrics().transfers, d.engine.metrics().transfers_unscheduled) == (1, 1)
 
 
 async def test_an_agent_that_goes_holds_no_read_up(site: Site) -> None:

@@ -269,6 +269,8 @@ def test_a_read_goes_by_permits_chunk_by_chunk(pair: Pair, node: NarrowAgent, pa
     other.stays(0.3)
     assert (read.state, read.read_bytes, read.in_flight) == ("PROC", 0, [])
     assert not pair.copy.any()
+    (held,) = patient._client.reader._reads.values()
+    assert held.flow.engines == f"{pair.source.agent}>w"
     other.done()
     until(lambda: other.client.step() or read.state == "DONE")
     assert (read.refused, read.unscheduled) == ("", "")
