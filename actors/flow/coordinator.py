@@ -2,7 +2,7 @@
 
 It runs in a process of its own (`python -m actors.flow.host --coordinate`, or the Ray actor of `app.flow_agent`). On
 one node the agent makes the order itself, and so does every agent without a connection to the coordinator, or with one
-that is silent: an order of its own flows alone. While there are flows all agents hear a beat, and an agent that connects
+that is silent: an order of its own flows alone. While there are flows all agents hear a beat. An agent that connects
 hears the latest order, because the flows that it holds may all be known from other agents.
 """
 
