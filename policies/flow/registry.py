@@ -44,4 +44,5 @@ def flow_policy(name: str, params: Mapping[str, Any] | None = None) -> FlowPolic
 
 def parameters(policy: Any) -> dict[str, Any]:
     """Returns all parameters of a flow policy by name, those that were not given included."""
-    return {f.name: getattr(policy, f.name) for f in dataclasses.fields(policy) if f.init and f.name != "name"}
+    names = [f.name for f in dataclasses.fields(policy) if f.init and f.name != "name"]
+    return {name: getattr(policy, name) for name in names}

@@ -7,10 +7,10 @@ the transfers of chunks, lease tables and checksums; the step's thread only sees
 
     step's thread                       this thread
     submit(read)  ------------------->  cut into chunks, submitted to the flow agent (`actors.flow`)
-    advance(request, rli)  ---------->  the agent hears that the read is needed sooner
                                         post, poll, report, chunk by chunk
                                         check the lease, and the checksums (`read_check`)
     read.state == "DONE"  <-----------  end
+    advance(request, rli)  ---------->  the agent hears that the request's reads are needed sooner
     abort(request)  ----------------->  nothing more is posted; ends behind the chunk in flight
 
 Without an agent's address every read is one chunk that is posted at once.

@@ -302,7 +302,7 @@ async def test_agents_order_alone_while_a_coordinator_is_silent_and_take_its_ord
 
 
 async def test_an_agent_that_connects_hears_the_latest_order(tmp_path: Path) -> None:
-    """An agent may hold lent flows alone, of which the coordinator hears from other agents, so that no new order comes."""
+    """An agent may hold lent flows alone, of which the coordinator hears from others, so that no new order comes."""
     coordinator = Coordinator(Identity("coordinator", "c"), 0.0, 100.0)
     await coordinator.start([f"unix:{tmp_path}/c.sock"])
     config = AgentConfig(coordinator=coordinator.addresses[0])

@@ -76,6 +76,10 @@ class Pace:
         return min(LONGEST_PAUSE_S, (now_s - self._quiet_since_s) * PAUSE_GROWTH)
 
 
+_Rank = tuple[int, float, str]
+"""A request's place in the order of vLLM's queue: priority, arrival, id."""
+
+
 class Places:
     """The requests that wait in the engine's queue, in vLLM's order, and the places of those that read a prefix: the
     number of requests before each.
@@ -85,36 +89,34 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Request] = []
-        self._by_id: dict[str, Request] = {}
+        self._waiting: list[_Rank] = []
+        self._ranks: dict[str, _Rank] = {}
         self._told: dict[str, int] = {}
 
     def arrived(self, request: "Request") -> None:
         """Takes a request that has come to the queue."""
-        self._by_id[request.request_id] = request
-        insort(self._waiting, request)
+        rank = self._ranks[request.request_id] = (request.priority, request.arrival_time, request.request_id)
+        insort(self._waiting, rank)
 
     def left(self, request_ids: Iterable[str]) -> None:
         """Notes that requests are computed or have ended. Those that have left before are ignored."""
         for request_id in request_ids:
-            request = self._by_id.pop(request_id, None)
-            if request is not None:
-                del self._waiting[bisect_left(self._waiting, request)]
+            rank = self._ranks.pop(request_id, None)
+            if rank is not None:
+                del self._waiting[bisect_left(self._waiting, rank)]
                 self._told.pop(request_id, None)
 
     def reads(self, request_id: str) -> int:
         """Returns the place of a request whose prefix is read from now on; 0 for one that has left the queue."""
-        request = self._by_id.get(request_id)
-        if request is None:
+        rank = self._ranks.get(request_id)
+        if rank is None:
             return 0
-        place = self._told[request_id] = bisect_left(self._waiting, request)
+        place = self._told[request_id] = bisect_left(self._waiting, rank)
         return place
 
     def advanced(self) -> dict[str, int]:
         """Returns the places of the requests that read a prefix and have fewer before them than was last said."""
-        places = {
-            request_id: bisect_left(self._waiting, self._by_id[request_id]) for request_id in self._told
-        }
+        places = {request_id: bisect_left(self._waiting, self._ranks[request_id]) for request_id in self._told}
         fallen = {request_id: place for request_id, place in places.items() if place < self._told[request_id]}
         self._told.update(fallen)
         return fallen

@@ -120,9 +120,7 @@ def test_a_prefix_is_needed_sooner_when_requests_before_its_own_leave_the_queue(
     assert plan.kv_connector_metadata.advanced == {}
 
 
-def test_a_decode_that_waits_for_its_kv_is_before_a_later_prefill(
-    model: SmallModel, kind: type[Any]
-) -> None:
+def test_a_decode_that_waits_for_its_kv_is_before_a_later_prefill(model: SmallModel, kind: type[Any]) -> None:
     _, handle = lent(model, kind)
     scheduler = model.scheduler(kind)
     sampling = prefill_params()
