@@ -116,8 +116,8 @@ class Places:
 
     def advanced(self) -> dict[str, int]:
         """Returns the places of the requests that read a prefix and have fewer before them than was last said."""
-        places = {request_id: bisect_left(self._waiting, self._ranks[request_id]) for request_id in self._told}
-        fallen = {request_id: place for request_id, place in places.items() if place < self._told[request_id]}
+        places = {name: bisect_left(self._waiting, self._ranks[name]) for name in self._told}
+        fallen = {name: place for name, place in places.items() if place < self._told[name]}
         self._told.update(fallen)
         return fallen
 
