@@ -33,6 +33,7 @@ from actors.wire.messages import Beat, FlowReport, JoinNode, Message, SetFlowPol
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Port, Side
 from policies.flow.events import Ordered, Tick
+from policies.flow.registry import parameters
 
 log = logging.getLogger(__name__)
 
@@ -347,7 +348,7 @@ class FlowAgent:
             del self.desk.ended[: len(report.ended)]
 
     def report(self) -> FlowReport:
-        """Returns the totals and gauges of this agent, and the transfers that ended since the last report."""
+        """Returns this agent's policy, totals and gauges, and the transfers that ended since the last report."""
         desk = self.desk
         totals = {name: float(count) for name, count in desk.totals.items()}
         held_s = sum(one.held_s for one in desk.ended_at.values())
@@ -366,8 +367,9 @@ class FlowAgent:
         for node in sorted({worker.node for worker in workers if worker.node is not None}):
             for side in Side:
                 gauges[f"{side}_bytes_per_s {node}"] = ports.at(Port(node, side)).published
-        policy = desk.arbiter.policy.name
-        return FlowReport(self.node, policy, totals, gauges, tuple(desk.ended))
+        policy = desk.arbiter.policy
+        params = msgspec.json.encode(parameters(policy))
+        return FlowReport(self.node, policy.name, totals, gauges, tuple(desk.ended), params)
 
 
 def clock_s() -> float:

@@ -1,8 +1,9 @@
 """The coordinator of several nodes: agents tell it their batches, and it sends all of them one order between requests.
 
 It runs in a process of its own (`python -m actors.flow.host --coordinate`, or the Ray actor of `app.flow_agent`). On
-one node the agent makes the order itself, and so does every agent without a connection to the coordinator: an order of
-its own flows alone.
+one node the agent makes the order itself, and so does every agent without a connection to the coordinator, or with one
+that is silent: an order of its own flows alone. While there are flows all agents hear a beat. An agent that connects
+hears the latest order, because the flows that it holds may all be known from other agents.
 """
 
 import asyncio
@@ -14,12 +15,15 @@ from dataclasses import dataclass, field
 
 from actors.flow.orders import OrderBook, OrderMaker
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import BatchArrived, BatchLeft, FlowOrder, Message
+from actors.wire.messages import BatchArrived, BatchLeft, Beat, FlowOrder, Message
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Flow
 from policies.flow.events import Ordered
 
 log = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""Seconds between two beats while there are flows."""
 
 
 class ToldPorts:
@@ -68,6 +72,8 @@ class Coordinator:
         self._ports = ToldPorts(port_bytes_per_s)
         self._maker = OrderMaker(self._book, self._ports, loop.time, self._tell)
         self._agents: dict[Channel, _Agent] = {}
+        self._last = Ordered(())
+        self._beats: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []
 
     @property
@@ -93,6 +99,9 @@ class Coordinator:
         for channel in list(self._agents):
             channel.close("the coordinator stops")
         self._maker.stop()
+        if self._beats is not None:
+            self._beats.cancel()
+        self._beats = None
         remove_sockets(self.addresses)
         self._servers = []
 
@@ -105,6 +114,8 @@ class Coordinator:
             channel.abort(f"a coordinator serves agents, and {channel.peer.id} is none")
             return
         self._agents[channel] = _Agent()
+        if self._last.batches:
+            channel.send(FlowOrder(self._last.batches, self._last.pruned))
 
     def _on_close(self, channel: Channel, reason: str) -> None:
         agent = self._agents.pop(channel, _Agent())
@@ -133,13 +144,24 @@ class Coordinator:
             case _:
                 raise ValueError(f"a coordinator does not take {type(message).__name__}")
         self._maker.plan()
+        if self._beats is None and len(self._book):
+            self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _forget(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._book.left(key)
         self._maker.plan()
 
+    def _beat(self) -> None:
+        self._beats = None
+        if not len(self._book):
+            return
+        for channel in self._agents:
+            channel.send(Beat())
+        self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
     def _tell(self, ordered: Ordered) -> None:
+        self._last = ordered
         message = FlowOrder(ordered.batches, ordered.pruned)
         for channel in self._agents:
             channel.send(message)

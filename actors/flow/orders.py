@@ -182,8 +182,8 @@ class OrderMaker:
         return None if self._due is None else self._due.when() - asyncio.get_running_loop().time()
 
     def plan(self) -> None:
-        """Sees to it that an order is made soon if the book has changed."""
-        if self._book.changed and self._due is None:
+        """Sees to it that an order is made soon if the book has changed and one is wanted."""
+        if self._book.changed and self._due is None and self._wanted():
             self._due = asyncio.get_running_loop().call_later(self._pace.wait_s(), self._begin)
 
     def stop(self) -> None:

@@ -4,7 +4,6 @@ Agents connect to the router as engines do, and report once a second. The router
 of them, also to those that connect later. It does not schedule flows itself: agents go on as they are without it.
 """
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from actors.wire.channel import Channel
 from actors.wire.messages import FlowAgentStatus, FlowReport, SetFlowPolicy, Status
-from policies.flow.registry import FLOW, flow_policy
+from policies.flow.registry import FLOW, flow_policy, parameters
 from policies.journal.codec import dumps, loads
 from policies.state.events import PolicyChoice
 
@@ -32,10 +31,11 @@ class FlowAgents:
 
     def reported(self, channel: Channel, report: FlowReport) -> None:
         """Takes an agent's report. A new agent gets the policy that was set here. Raises ValueError for a figure
-        that is no finite number, or a policy that does not exist.
+        that is no finite number, a policy that does not exist, or a parameter that it cannot have.
         """
         if report.policy not in FLOW:
             raise ValueError(f"agent {report.node} uses a flow policy that is not known: {report.policy!r}")
+        flow_policy(report.policy, _params(report.params))
         if not all(map(math.isfinite, (*report.totals.values(), *report.gauges.values()))):
             raise ValueError(f"agent {report.node} reports a figure that is no finite number")
         if channel not in self._reports and self._set is not None:
@@ -73,8 +73,9 @@ class FlowAgents:
         if not self._reports:
             return None
         if self._set is not None:
-            return described_flow(self._set.name, loads(self._set.params.decode("ascii")))
-        return described_flow(next(iter(self._reports.values())).policy, {})
+            return described_flow(self._set.name, _params(self._set.params))
+        report = next(iter(self._reports.values()))
+        return described_flow(report.policy, _params(report.params))
 
     def status(self) -> tuple[FlowAgentStatus, ...]:
         """Returns the agents that are connected now, by their nodes' names."""
@@ -133,15 +134,18 @@ def _unscheduled_share(totals: Mapping[str, float]) -> float:
     return unscheduled / max(1.0, totals.get("submitted", 0.0))
 
 
+def _params(params: bytes) -> dict[str, Any]:
+    """Returns the parameters that a message carries. Raises ValueError for what is no JSON object."""
+    found = loads(params.decode("ascii"))
+    if not isinstance(found, dict):
+        raise ValueError(f"the parameters of a flow policy are a JSON object, not {found!r}")
+    return found
+
+
 def described_flow(name: str, params: dict[str, Any]) -> dict[str, Any]:
     """Returns a description of a flow policy for people: its name, all its parameters, and its formula."""
-    policy: Any = flow_policy(name, params)
-    fields = [f.name for f in dataclasses.fields(policy) if f.init and f.name != "name"]
-    return {
-        "name": name,
-        "params": {field: getattr(policy, field) for field in fields},
-        "formula": policy.formula,
-    }
+    policy = flow_policy(name, params)
+    return {"name": name, "params": parameters(policy), "formula": policy.formula}
 
 
 def available() -> dict[str, Any]:

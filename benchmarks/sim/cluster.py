@@ -477,8 +477,9 @@ class Cluster:
         return ended
 
     def _start_fetch(self, loan: Loan, reader: Worker, n_bytes: int, on_done: Callable[[], None]) -> Transfer:
-        """Starts to move a lent prefix, whole. As a scheduled flow it has the relative layer index that vLLM's has: the
-        number of requests before its own in the reader's queue.
+        """Starts to move a lent prefix, whole. The relative layer index of a scheduled flow is the number of requests
+        that wait in the reader's queue. Deviation: live engines count other prefixes that are being read, too, and say
+        so when requests before it have left the queue (`actors.engine.sim.prefix`).
         """
         links, key = self._links.of(reader.spec), f"{loan.request.attempt_id}/lent"
         fetch: Transfer

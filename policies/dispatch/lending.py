@@ -11,9 +11,8 @@ one with the least prompt tokens in work. `policies.flow.fetch_or_recompute` com
                            prompt + PROMPT_TOKENS) * its seconds per prompt token
 
 Where a speed or the path is not known nothing is fetched. A worker without a speed of its own (a decode worker has
-computed no prompt) is taken to be as fast as the prefill worker. Not claimed: the bytes ahead at the ports, which only
-the flow agents know; the router takes its own transfers in flight for them. What follows the prefill is left out of
-the slack, because its decode worker is not chosen yet.
+computed no prompt) is taken to be as fast as the prefill worker. What follows the prefill is left out of the slack,
+because its decode worker is not chosen yet.
 """
 
 import math
@@ -101,8 +100,7 @@ class Lending:
             size=size,
             lend_s=(lender.prefilling_tokens + PROMPT_TOKENS) * lender_s,
             compute_s_per_token=compute_s,
-            egress_bytes_per_s=bytes_per_s,
-            ingress_bytes_per_s=bytes_per_s,
+            bytes_per_s=bytes_per_s,
             lender_kv_used=lender.kv_usage,
             slack_s=slack_s,
         )

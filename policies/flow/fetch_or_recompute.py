@@ -1,14 +1,15 @@
 """Whether a prefill fetches a prefix's KV from another engine or computes it again (stage 1, MFS 2.2).
 
-    fetch = lend + max over both ports of (bytes ahead of it / B(1-rho)) + bytes / min B(1-rho)
+    fetch = lend + bytes / (bytes/s of the path)
     recompute = tokens * seconds per token
     fetched if  fetch * (1 + margin) < recompute
-    patience = min(recompute - wait - move, max(slack, lend * (1 + margin)))
+    patience = min(recompute - bytes / (bytes/s of the path), max(slack, lend * (1 + margin)))
 
 `lend` is the time until the lender's lease stands: its queue and a prefill of prefix + 1 token, nearly all of it a hit.
-Bytes ahead are those of flows at its own level or above, so the estimate is that of the class it will travel in. Both
-alternatives delay the same request, so their difference is what the request gains. Not claimed: what either costs
-others; the arbiter's levels and the bound on lending keep that small.
+The path's bytes/s are what the transfers under way leave, shared evenly (`policies.dispatch.lending`). Both delay the
+same request, so their difference is what the request gains. Not claimed: what either costs others, which the arbiter's
+levels and the bound on lending keep small; and the level at which flow agents will let the fetch travel. Only they know
+which bytes go before it at its ports, and these are others by the time at which the lease stands.
 
 `patience` bounds the wait for the lease. Later than the first term, computing would have been faster, so a loan that
 fails costs at most as much again as it was to save. A request with a TTFT objective waits no longer than it may and
@@ -65,12 +66,8 @@ class Prefix:
     """Expected time until the lender's lease stands."""
     compute_s_per_token: float
     """The reader's prefill time of a token."""
-    egress_bytes_per_s: float
-    ingress_bytes_per_s: float
-    egress_ahead: int = 0
-    """Bytes of flows at the lender's egress that go before it."""
-    ingress_ahead: int = 0
-    """Bytes of flows at the reader's ingress that go before it."""
+    bytes_per_s: float
+    """Bandwidth of the path from the lender to the reader, as the transfers under way there leave it."""
     lender_kv_used: float = 0.0
     """Share of the lender's KV cache that is in use."""
     slack_s: float = math.inf
@@ -92,13 +89,10 @@ class FetchChoice:
 
 
 def choose(prefix: Prefix, config: FetchConfig) -> FetchChoice:
-    """Returns the choice. Raises BadEvent for a number that is negative or NaN, or a port without bandwidth."""
+    """Returns the choice. Raises BadEvent for a number that is negative or NaN, or a path without bandwidth."""
     _check(prefix)
-    wait_s = max(
-        prefix.egress_ahead / prefix.egress_bytes_per_s, prefix.ingress_ahead / prefix.ingress_bytes_per_s
-    )
-    move_s = prefix.size / min(prefix.egress_bytes_per_s, prefix.ingress_bytes_per_s)
-    fetch_s = prefix.lend_s + wait_s + move_s
+    move_s = prefix.size / prefix.bytes_per_s
+    fetch_s = prefix.lend_s + move_s
     recompute_s = prefix.tokens * prefix.compute_s_per_token
     if prefix.tokens < config.least_tokens:
         reason = FetchReason.TOO_SHORT
@@ -108,28 +102,18 @@ def choose(prefix: Prefix, config: FetchConfig) -> FetchChoice:
         reason = FetchReason.FASTER
     else:
         reason = FetchReason.SLOWER
-    terms = {"lend_s": prefix.lend_s, "wait_s": wait_s, "move_s": move_s, "tokens": float(prefix.tokens)}
+    terms = {"lend_s": prefix.lend_s, "move_s": move_s, "tokens": float(prefix.tokens)}
     least_s = prefix.lend_s * (1 + config.margin)
-    patience_s = max(0.0, min(recompute_s - wait_s - move_s, max(prefix.slack_s, least_s)))
+    patience_s = max(0.0, min(recompute_s - move_s, max(prefix.slack_s, least_s)))
     return FetchChoice(reason is FetchReason.FASTER, reason, fetch_s, recompute_s, patience_s, terms)
 
 
 def _check(prefix: Prefix) -> None:
-    for name in (
-        "tokens",
-        "size",
-        "lend_s",
-        "compute_s_per_token",
-        "egress_ahead",
-        "ingress_ahead",
-        "lender_kv_used",
-    ):
+    for name in ("tokens", "size", "lend_s", "compute_s_per_token", "lender_kv_used"):
         value = getattr(prefix, name)
         if not (math.isfinite(value) and value >= 0):
             raise BadEvent(f"prefix: {name} is {value!r}: it must be finite and at least 0")
-    for name in ("egress_bytes_per_s", "ingress_bytes_per_s"):
-        value = getattr(prefix, name)
-        if not (math.isfinite(value) and value > 0):
-            raise BadEvent(f"prefix: {name} is {value!r}: it must be finite and above 0")
+    if not (math.isfinite(prefix.bytes_per_s) and prefix.bytes_per_s > 0):
+        raise BadEvent(f"prefix: bytes_per_s is {prefix.bytes_per_s!r}: it must be finite and above 0")
     if math.isnan(prefix.slack_s):
         raise BadEvent("prefix: slack_s is nan: it must be a number")

@@ -40,3 +40,9 @@ def flow_policy(name: str, params: Mapping[str, Any] | None = None) -> FlowPolic
         raise UnknownFlowPolicy(f"flow policy {name!r} has no parameter {unknown[0]!r}: it takes {known}")
     policy: FlowPolicy = kind(**(params or {}))
     return policy
+
+
+def parameters(policy: Any) -> dict[str, Any]:
+    """Returns all parameters of a flow policy by name, those that were not given included."""
+    names = [f.name for f in dataclasses.fields(policy) if f.init and f.name != "name"]
+    return {name: getattr(policy, name) for name in names}

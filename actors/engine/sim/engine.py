@@ -359,6 +359,7 @@ class SimEngine:
             seconds = self._model.begin_step()
             for seq in self._model.take_admitted():
                 self._admitted(seq)
+            self._prefixes.queue_moved()
         except Exception as error:
             self._die(error)
             return None

@@ -2,7 +2,9 @@
 
 Without layer groups a prefix is read whole before the prefill is queued: the blocks that are not cached here are taken,
 filled by the read, and left in the prefix cache, where the prefill finds them as hits. With a flow agent the read is a
-flow whose relative layer index is the number of requests before it in the queue, as in vLLM engines.
+flow whose relative layer index is the number of requests before its own, which falls as those are computed or end, as
+in vLLM engines: the requests that wait in the queue, and those whose prefixes are read whole since earlier. Priorities
+are left out of that here.
 
 With layer groups the prefill is queued as soon as the lender protects its copy. The step that begins it submits one
 flow for each group, into the prompt's own blocks, with the distance of its group as relative layer index; it falls as
@@ -14,7 +16,7 @@ before its blocks are used for anything else; of one by permit nothing more is p
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -114,6 +116,12 @@ class PrefixReads:
             if read.timer is not None:
                 read.timer.cancel()
         self._open.clear()
+
+    def queue_moved(self) -> None:
+        """Notes that requests may have left the queue: the prefixes of those behind them are needed sooner."""
+        for read, before in self._places():
+            for flow_id in read.flows:
+                self._mover.advanced(flow_id, before)
 
     # ------------------------------------------------------------------------------------------------ layer groups
 
@@ -215,11 +223,17 @@ class PrefixReads:
         return max(0, handle.tokens - 1) // size * size
 
     def _submit_whole(self, read: "_PrefixRead") -> None:
-        """Submits a whole read; the requests before it in the queue are its relative layer index."""
+        """Submits a whole read; the number of requests before its own is its relative layer index."""
         missing = len(read.task.seq.hashes) * self._model.pool.block_size_tokens - read.tokens
         compute_s = self._timing.step_s(max(1, missing), 0, 0)
-        rli = self._model.n_waiting
+        rli = next(before for other, before in self._places() if other is read)
         self._submit(read, "", 1, compute_s, self._config.lease_s * OVERDUE_SHARE, rli)
+
+    def _places(self) -> Iterator[tuple["_PrefixRead", int]]:
+        """Yields the prefixes that are read whole, each with the number of requests before its own."""
+        whole = (read for read in self._open.values() if read.borrowed is not None and not read.gone)
+        for place, read in enumerate(whole, self._model.n_waiting):
+            yield read, place
 
     def _submit(
         self, read: "_PrefixRead", batch: str, groups: int, compute_s: float, hold_s: float, rli: int = 0

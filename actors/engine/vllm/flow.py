@@ -10,6 +10,7 @@ the transfers of chunks, lease tables and checksums; the step's thread only sees
                                         post, poll, report, chunk by chunk
                                         check the lease, and the checksums (`read_check`)
     read.state == "DONE"  <-----------  end
+    advance(request, rli)  ---------->  the agent hears that the request's reads are needed sooner
     abort(request)  ----------------->  nothing more is posted; ends behind the chunk in flight
 
 Without an agent's address every read is one chunk that is posted at once.
@@ -52,7 +53,7 @@ _STOP_S = 5.0
 
 
 class FlowThread:
-    """The reads of one worker. `submit`, `abort` and `stop` may be called from any thread."""
+    """The reads of one worker. `submit`, `advance`, `abort` and `stop` may be called from any thread."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class FlowThread:
         self._scheduled = scheduled
         self._clock = clock
         self._number = 0
-        self._commands: collections.deque[ChunkedRead | str] = collections.deque()
+        self._commands: collections.deque[ChunkedRead | tuple[str, int] | str] = collections.deque()
         self._reads: dict[str, ChunkedRead] = {}
         self._posts: dict[Piece, tuple[str, Post]] = {}
         self._progress_s = clock()
@@ -89,6 +90,10 @@ class FlowThread:
         else:
             self._command(read)
 
+    def advance(self, request_id: str, rli: int) -> None:
+        """Lowers the relative layer index of this request's reads. Does nothing for reads that have ended."""
+        self._command((request_id, rli))
+
     def abort(self, request_id: str) -> None:
         """Posts nothing more for this request; its reads end behind the chunks in flight."""
         self._command(request_id)
@@ -100,7 +105,7 @@ class FlowThread:
             self._wake()
             self._thread.join(_STOP_S)
 
-    def _command(self, command: ChunkedRead | str) -> None:
+    def _command(self, command: ChunkedRead | tuple[str, int] | str) -> None:
         self._commands.append(command)
         self._wake()
 
@@ -133,6 +138,8 @@ class FlowThread:
             command = self._commands.popleft()
             if isinstance(command, ChunkedRead):
                 self._begin(command)
+            elif isinstance(command, tuple):
+                self._advance(*command)
             else:
                 self._abort(command)
         # Ended reads are reported before the agent's answers are read, which frees their ports that much earlier.
@@ -185,9 +192,15 @@ class FlowThread:
             return
         self._carry_out(todo)
 
+    def _advance(self, request_id: str, rli: int) -> None:
+        for flow_id in self._flows_of(request_id):
+            self._client.advanced(flow_id, rli)
+
+    def _flows_of(self, request_id: str) -> list[str]:
+        return [key for key, read in self._reads.items() if read.terms.request_id == request_id]
+
     def _abort(self, request_id: str) -> None:
-        mine = [key for key, read in self._reads.items() if read.terms.request_id == request_id]
-        for flow_id in mine:
+        for flow_id in self._flows_of(request_id):
             self._reads[flow_id].abort()
             self._carry_out(self._client.abort(flow_id))
 

@@ -19,7 +19,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent, and sends Beat
     agent   -> agent    ChunkPosted
     agent   -> coordinator   BatchArrived, BatchLeft
-    coordinator -> agent     FlowOrder
+    coordinator -> agent     FlowOrder, Beat
     agent   -> router   FlowReport
     router  -> agent    SetFlowPolicy
     router  -> autoscaler    FleetObserved, ScaleAsked, SetLogs

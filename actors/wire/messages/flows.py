@@ -99,7 +99,9 @@ class FlowRefused(Wire, frozen=True):
 
 
 class Beat(Wire, frozen=True):
-    """Agent -> worker, every 5 ms while it holds flows of this worker: the agent lives, and holds them on purpose."""
+    """Agent -> worker, every 5 ms while it holds flows of this worker: the agent lives, and holds them on purpose.
+    Coordinator -> agents, every 0.1 s while it has flows of any of them.
+    """
 
 
 # ------------------------------------------------------------------------------------------------------- coordinator
@@ -159,13 +161,16 @@ class FlowRecord(Part, frozen=True):
 
 
 class FlowReport(Wire, frozen=True):
-    """Agent -> router, once a second: the agent's totals and gauges, and the transfers ended since the last report."""
+    """Agent -> router, once a second: the agent's policy with all its parameters (`params`, a JSON object), its totals
+    and gauges, and the transfers ended since the last report.
+    """
 
     node: str
     policy: str
     totals: dict[str, float]
     gauges: dict[str, float]
     ended: tuple[FlowRecord, ...] = ()
+    params: bytes = b"{}"
 
 
 class FlowAgentStatus(Part, frozen=True):

@@ -2,6 +2,10 @@
 
 import asyncio
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,6 +241,83 @@ async def test_two_agents_get_one_order_and_go_on_alone_without_their_coordinato
         for worker, name in zip(workers, ("fy", "fz"), strict=True):
             worker.channel.send(ChunkDone(name, 100, 0.1, True))
         await until(lambda: orders.count(Ordered(())) == 2)
+    finally:
+        for agent in agents:
+            await agent.stop()
+        await coordinator.stop()
+
+
+class CoordinatorProcess:
+    """`python -m actors.flow.host --coordinate` on a unix socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/c.sock"
+        command = [sys.executable, "-m", "actors.flow.host", "--coordinate", "--listen", self.address]
+        env = {**os.environ, "SLUICE_WIRE_SECRET": ""}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("ready ")
+
+    def kill(self) -> None:
+        """Kills the process, also a stopped one, and waits for its end."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+async def test_agents_order_alone_while_a_coordinator_is_silent_and_take_its_order_when_it_speaks(
+    tmp_path: Path,
+) -> None:
+    """A stopped process keeps its connections for some seconds, in which it names no batch that arrives."""
+    coordinator = CoordinatorProcess(tmp_path)
+    orders: dict[str, list[Ordered]] = {"y": [], "z": []}
+    config = AgentConfig(coordinator=coordinator.address)
+    agents = [Watched(orders[node], node, config) for node in "yz"]
+    workers = [Worker(), Worker()]
+
+    def all_have(order: Ordered) -> bool:
+        return all(came[-1:] == [order] for came in orders.values())
+
+    try:
+        for agent, worker, node in zip(agents, workers, "yz", strict=True):
+            await agent.start([f"unix:{tmp_path}/{node}.sock"])
+            await worker.join(agent, node)
+        await until(lambda: all(agent.coordinated for agent in agents))
+        workers[0].channel.send(SubmitFlow(flow("fy", "late", 900.0, target="y")))
+        workers[1].channel.send(SubmitFlow(flow("fz", "soon", 600.0, target="z")))
+        await until(lambda: all_have(Ordered(("soon", "late"))))
+        coordinator.process.send_signal(signal.SIGSTOP)
+        workers[0].channel.send(SubmitFlow(flow("gy", "next", 300.0, target="y")))
+        await until(lambda: orders["y"][-1] == Ordered(("next", "late")))
+        assert agents[0]._ordering.connected and not agents[0].coordinated
+        await until(lambda: orders["z"][-1] == Ordered(("soon",)))
+        coordinator.process.send_signal(signal.SIGCONT)
+        await until(lambda: all_have(Ordered(("next", "soon", "late"))))
+        assert all(agent.coordinated for agent in agents)
+    finally:
+        for agent in agents:
+            await agent.stop()
+        coordinator.kill()
+
+
+async def test_an_agent_that_connects_hears_the_latest_order(tmp_path: Path) -> None:
+    """An agent may hold lent flows alone, of which the coordinator hears from others, so that no new order comes."""
+    coordinator = Coordinator(Identity("coordinator", "c"), 0.0, 100.0)
+    await coordinator.start([f"unix:{tmp_path}/c.sock"])
+    config = AgentConfig(coordinator=coordinator.addresses[0])
+    first: list[Ordered] = []
+    later: list[Ordered] = []
+    agents = [Watched(first, "y", config), Watched(later, "z", config)]
+    worker = Worker()
+    try:
+        await agents[0].start([f"unix:{tmp_path}/y.sock"])
+        await worker.join(agents[0], "y")
+        await until(lambda: agents[0].coordinated)
+        worker.channel.send(SubmitFlow(flow("f", "soon", 900.0, target="y")))
+        await until(lambda: first == [Ordered(("soon",))])
+        await agents[1].start([f"unix:{tmp_path}/z.sock"])
+        await until(lambda: later == [Ordered(("soon",))])
     finally:
         for agent in agents:
             await agent.stop()

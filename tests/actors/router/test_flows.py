@@ -16,6 +16,7 @@ from actors.wire.channel import Channel, Identity
 from actors.wire.messages import FlowReport
 from actors.wire.sockets import connect
 from policies.flow.base import Flow, Stage
+from policies.flow.mfs import SWEPT
 from tests.actors.router.test_admin import ask, route
 from tests.actors.router.test_server import Peer, serving, until
 
@@ -102,6 +103,26 @@ async def test_a_policy_is_set_at_all_agents_and_at_later_ones(
     await until(lambda: router.status().gauges["flow_agents"] == 1)
 
 
+async def test_the_policy_is_shown_with_the_parameters_that_the_agents_use(
+    router: RouterServer, tmp_path: Path
+) -> None:
+    """Nobody has set a policy here: the agents have it from their configuration, as when Sluice starts."""
+    _, _, ingress = await serving(router)
+
+    async def find() -> tuple[str, ...]:
+        return router.addresses
+
+    config = AgentConfig(params=dict(SWEPT), report_s=0.05)
+    agent = FlowAgent(Identity("agent", "x"), "z", {"z"}, config, find)
+    await agent.start([f"unix:{tmp_path}/agent.sock"])
+    await until(lambda: router.status().gauges["flow_agents"] == 1)
+    _, told = await ask(ingress, "policy")
+    assert told["flow"]["name"] == "mfs"
+    assert told["flow"]["params"] == {"levels": 2, "scale": 4.0, "base": 4.0, "infeasible_above": 1.0}
+    assert told["available"]["flow"]["mfs"]["params"]["scale"] == 0.5
+    await agent.stop()
+
+
 async def test_without_an_agent_there_is_no_flow_policy_to_set(router: RouterServer) -> None:
     _, _, ingress = await serving(router)
     status, told = await ask(ingress, "set_policy", {"flow": "edf"})
@@ -155,4 +176,12 @@ def test_an_agent_whose_policy_does_not_exist_is_refused() -> None:
     agents = FlowAgents()
     with pytest.raises(ValueError, match="not known: 'none'"):
         agents.reported(None, FlowReport("n", "none", {}, {}))  # type: ignore[arg-type]
+    assert len(agents) == 0
+
+
+@pytest.mark.parametrize("params", [b"[4.0]", b"{", b"\xff", b'{"scale":-1}', b'{"speed":1}'])
+def test_an_agent_whose_parameters_do_not_exist_is_refused(params: bytes) -> None:
+    agents = FlowAgents()
+    with pytest.raises(ValueError):
+        agents.reported(None, FlowReport("n", "mfs", {}, {}, (), params))  # type: ignore[arg-type]
     assert len(agents) == 0

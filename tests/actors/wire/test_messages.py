@@ -94,6 +94,7 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
         wire.Closed("r-1", "finished", 9, ended=END),
         wire.Hello(wire.PROTOCOL_VERSION, "autoscaler", "a", b"n" * 16, 4),
         wire.RouteDecode("r-1", "d", None, None, 3),
+        wire.FlowReport("n", "mfs", {}, {}, (), b'{"levels":2}'),
     ],
 )
 def test_a_message_with_newer_fields_comes_back_as_it_was(message: Any) -> None:

@@ -15,8 +15,7 @@ HERE = Prefix(
     size=50_000_000,
     lend_s=0.1,
     compute_s_per_token=0.001,
-    egress_bytes_per_s=1e8,
-    ingress_bytes_per_s=5e7,
+    bytes_per_s=5e7,
 )
 """Fetch 0.1 + 5e7 / 5e7 = 1.1 s, recompute 2 s."""
 
@@ -25,14 +24,14 @@ def test_both_alternatives_by_hand() -> None:
     choice = choose(HERE, FetchConfig())
     assert (choice.fetch, choice.reason) == (True, FetchReason.FASTER)
     assert (choice.fetch_s, choice.recompute_s) == (pytest.approx(1.1), pytest.approx(2.0))
-    assert choice.terms == {"lend_s": 0.1, "wait_s": 0.0, "move_s": 1.0, "tokens": 2000.0}
+    assert choice.terms == {"lend_s": 0.1, "move_s": 1.0, "tokens": 2000.0}
 
 
 @pytest.mark.parametrize(
     ("change", "reason", "fetch_s"),
     [
-        # ahead: max(4e7 / 1e8, 3e7 / 5e7) = 0.6 s -> 1.7 s, no longer 25 % faster than 2 s
-        ({"egress_ahead": 40_000_000, "ingress_ahead": 30_000_000}, FetchReason.SLOWER, 1.7),
+        # 5e7 / 3.125e7 = 1.6 s -> 1.7 s, no longer 25 % faster than 2 s
+        ({"bytes_per_s": 3.125e7}, FetchReason.SLOWER, 1.7),
         ({"lend_s": 0.5}, FetchReason.FASTER, 1.5),
         ({"lend_s": 0.6}, FetchReason.SLOWER, 1.6),  # 1.6 * 1.25 = 2.0, not below it
         ({"tokens": 255, "compute_s_per_token": 1.0}, FetchReason.TOO_SHORT, 1.1),
@@ -51,7 +50,8 @@ def test_when_a_prefix_is_not_fetched(change: dict[str, Any], reason: FetchReaso
     [
         # recompute 2 s less 1 s of moving: a lease that stands later has made the fetch slower
         ({}, 1.0),
-        ({"egress_ahead": 50_000_000}, 0.5),
+        # 5e7 bytes move in 1.5 s
+        ({"bytes_per_s": 1e8 / 3}, 0.5),
         # in time by computing if it begins within 0.4 s
         ({"slack_s": 0.4}, 0.4),
         ({"slack_s": 3.0}, 1.0),
@@ -73,8 +73,8 @@ def test_the_wait_for_a_loan_is_bounded_by_what_it_saves_and_by_the_objective(
     [
         {"size": -1},
         {"lend_s": math.nan},
-        {"egress_bytes_per_s": 0.0},
-        {"ingress_bytes_per_s": math.inf},
+        {"bytes_per_s": 0.0},
+        {"bytes_per_s": math.inf},
         {"slack_s": math.nan},
     ],
 )

@@ -31,8 +31,8 @@ class SluicePayload(NixlHandshakePayload):
 class SluiceMetadata(NixlConnectorMetadata):
     """The scheduler half's orders for one step: leases to open (request -> slot, generation), blocks that are lent from
     now on (request -> generation, block ids by group), requests whose leases to release, seconds for which leases are
-    to last from now on, the remote leases against which reads are checked, and the terms of reads for a flow scheduler
-    (`chunked_read.FlowTerms`).
+    to last from now on, the remote leases against which reads are checked, the terms of reads for a flow scheduler
+    (`chunked_read.FlowTerms`), and the relative layer indices that have fallen since.
     """
 
     def __init__(self) -> None:
@@ -43,6 +43,7 @@ class SluiceMetadata(NixlConnectorMetadata):
         self.renewed: dict[str, float] = {}
         self.leases: dict[str, dict[str, Any]] = {}
         self.flows: dict[str, dict[str, Any]] = {}
+        self.advanced: dict[str, int] = {}
 
 
 class SluiceStats(NixlKVConnectorStats):

@@ -10,7 +10,8 @@ which nothing happened.
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo
@@ -75,6 +76,52 @@ class Pace:
         return min(LONGEST_PAUSE_S, (now_s - self._quiet_since_s) * PAUSE_GROWTH)
 
 
+_Rank = tuple[int, float, str]
+"""A request's place in the order of vLLM's queue: priority, arrival, id."""
+
+
+class Places:
+    """The requests that wait in the engine's queue, in vLLM's order, and the places of those that read a prefix: the
+    number of requests before each.
+
+    A request waits from its arrival until it is first computed or has ended, also while its KV is read. vLLM does not
+    tell a connector which requests it preempts, so these are not counted when they wait again.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_Rank] = []
+        self._ranks: dict[str, _Rank] = {}
+        self._told: dict[str, int] = {}
+
+    def arrived(self, request: "Request") -> None:
+        """Takes a request that has come to the queue."""
+        rank = self._ranks[request.request_id] = (request.priority, request.arrival_time, request.request_id)
+        insort(self._waiting, rank)
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        """Notes that requests are computed or have ended. Those that have left before are ignored."""
+        for request_id in request_ids:
+            rank = self._ranks.pop(request_id, None)
+            if rank is not None:
+                del self._waiting[bisect_left(self._waiting, rank)]
+                self._told.pop(request_id, None)
+
+    def reads(self, request_id: str) -> int:
+        """Returns the place of a request whose prefix is read from now on; 0 for one that has left the queue."""
+        rank = self._ranks.get(request_id)
+        if rank is None:
+            return 0
+        place = self._told[request_id] = bisect_left(self._waiting, rank)
+        return place
+
+    def advanced(self) -> dict[str, int]:
+        """Returns the places of the requests that read a prefix and have fewer before them than was last said."""
+        places = {name: bisect_left(self._waiting, self._ranks[name]) for name in self._told}
+        fallen = {name: place for name, place in places.items() if place < self._told[name]}
+        self._told.update(fallen)
+        return fallen
+
+
 def _brought(request: "Request") -> int:
     """Returns the number of tokens whose KV a resumed request is about to pull; 0 for any other request."""
     params = request.kv_transfer_params
@@ -106,6 +153,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._node = str(transfer_config.get_from_extra_config("flow_node", ""))
         self._step = 0
         self._pace = Pace()
+        self._places = Places()
         self._gives_back_until_s = 0.0
         self._listen_error: Exception | None = None
         self._listener: HandshakeListener | None = None
@@ -194,6 +242,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def on_new_request(self, request: "Request") -> None:
         super().on_new_request(request)
+        self._places.arrived(request)
         params = request.kv_transfer_params
         if params is None or not unread(params):
             return
@@ -267,17 +316,21 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         else:
             time.sleep(self._pace.pause_s(time.monotonic()))
         self._keep_listening()
+        self._places.left(scheduler_output.num_scheduled_tokens)
+        self._places.left(scheduler_output.finished_req_ids)
         ours = SluiceMetadata()
         for request_id, (request, blocks, *_) in self._reqs_need_recv.items():
             params = request.kv_transfer_params or {}
             if any(blocks):
                 self.stats.data[READING].append(request_id)
-                ours.flows[request_id] = flow_terms(params, time.monotonic(), before=len(ours.flows))
+                before = self._places.reads(request_id) if borrows(params) else 0
+                ours.flows[request_id] = flow_terms(params, time.monotonic(), before)
                 if params.get(LEASE) is not None:
                     ours.leases[request_id] = params[LEASE]
             else:
                 self._gives_back_until_s = time.monotonic() + GIVE_BACK_S
         ours.__dict__.update(super().build_connector_meta(scheduler_output).__dict__)
+        ours.advanced = self._places.advanced()
         ours.opened, self._new = self._new, {}
         ours.lent, self._lent = self._lent, {}
         ours.released, self._releases = self._releases, []
@@ -298,8 +351,8 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
 def flow_terms(params: dict[str, Any], now_s: float, before: int) -> dict[str, Any]:
     """Returns what the workers tell a flow scheduler of a read (fields of `chunked_read.FlowTerms`), from the
-    kv_transfer_params of a request that has `before` reads before it in its queue. `now_s` is the time by the host's
-    monotonic clock.
+    kv_transfer_params of a request that has `before` others before it in its engine's queue. `now_s` is the time by the
+    host's monotonic clock.
 
     A request whose own KV will be read is a prefill that fetches a prefix (stage 1). vLLM loads a prefix whole, before
     the first layer, so its place in the queue takes the part of MFS's relative layer index. No read is held for longer

@@ -165,6 +165,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._leases.update(metadata.leases)
         now_s = time.monotonic()
         self._flows.update({request_id: (terms, now_s) for request_id, terms in metadata.flows.items()})
+        for request_id, rli in metadata.advanced.items():
+            self._advance(request_id, rli)
         self._post_due_reads()
         super().start_load_kv(metadata)
         for request_id in metadata.released:
@@ -237,6 +239,15 @@ class SluiceWorker(NixlPullConnectorWorker):
             # A handle comes from another process. What it names may not fit this engine: that fails its own request.
             self._log_failure(failure_type="bad_handle", req_id=req_id, error=error, meta=meta)
             self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
+
+    def _advance(self, request_id: str, rli: int) -> None:
+        """Lowers the relative layer index of a request's reads: of those that wait for permits, and of those that still
+        wait for a handshake. Does nothing for a request whose reads have ended.
+        """
+        if request_id in self._flows:
+            told, told_at_s = self._flows[request_id]
+            self._flows[request_id] = ({**told, "rli": rli}, told_at_s)
+            self._reads.advance(request_id, rli)
 
     def meet(self, peers: Sequence[Mapping[str, Any]]) -> None:
         """Begins a handshake with each of these engines (`acquaintance.Peer`), unless there was one. A failure is

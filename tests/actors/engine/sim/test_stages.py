@@ -137,6 +137,32 @@ async def test_a_whole_prefix_is_one_flow_of_stage_1(patient: None, site: Site, 
     assert [record.size for record in ended] == [LENT_BYTES]
 
 
+async def test_a_whole_prefix_is_needed_sooner_when_a_request_before_it_leaves(
+    patient: None, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read is ordered while those before it are still open, which here no permit ends."""
+    await site.start_agent()
+    monkeypatch.setattr(Desk, "_permit", lambda desk, permit: None)
+    lender, p = await site.lender(), await site.prefill()
+    await site.joined(2)
+    for number, name in enumerate("abc"):
+        prompt = [number + 1, *PROMPT]
+        lent = await lender.prefilled(name, prompt[:65])
+        p.client.channel.send(Prefill(name, prompt, {}, 60.0, prefix=lent.handle))
+        await until(lambda number=number: len(site.flows(Stage.REUSE)) == number + 1, "its flow")
+    assert {flow.request_id: flow.rli for flow in site.flows(Stage.REUSE)} == {"a": 0, "b": 1, "c": 2}
+    p.client.cancel("a")
+
+    def advanced() -> list[tuple[str, int]]:
+        names = {flow.flow_id: flow.request_id for flow in site.flows(Stage.REUSE)}
+        return [(names[m.flow_id], m.rli) for m in site.told if isinstance(m, AdvanceFlow)]
+
+    await until(lambda: advanced() == [("b", 0), ("c", 1)], "both come nearer")
+    p.client.cancel("b")
+    p.client.cancel("c")
+    await site.at_rest(lender, p)
+
+
 @pytest.mark.parametrize("agent", [True, False])
 async def test_layer_groups_are_flows_with_laxity_that_falls_as_groups_end(
     patient: None, site: Site, agent: bool

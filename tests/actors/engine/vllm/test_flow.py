@@ -91,6 +91,10 @@ class Recorded(ReadsClient):
         self.calls.append("step")
         return super().step()
 
+    def advanced(self, flow_id: str, rli: int) -> None:
+        self.calls.append((flow_id, rli))
+        super().advanced(flow_id, rli)
+
     def chunk_done(self, post: Post, seconds: float | None) -> list[Any]:
         self.calls.append(("done", seconds is not None))
         return super().chunk_done(post, seconds)
@@ -138,6 +142,20 @@ def test_a_read_that_is_stuck_is_polled_ever_more_rarely(pair: Pair) -> None:
     nixl.states["h0"] = "DONE"
     until(lambda: read.state == "DONE")
     thread.stop()
+
+
+def test_the_agent_hears_that_a_read_is_needed_sooner(pair: Pair) -> None:
+    nixl, client = Stuck(), Recorded()
+    thread = FlowThread(pair.checks, client, "w", scheduled=False)
+    read = scripted(nixl, 1)
+    thread.submit(read)
+    thread.advance("unknown", 0)
+    thread.advance(read.terms.request_id, 2)
+    until(lambda: ("w/1", 2) in client.calls)
+    nixl.states["h0"] = "DONE"
+    until(lambda: read.state == "DONE")
+    thread.stop()
+    assert [call for call in client.calls if call[0] == "w/1"] == [("w/1", 2)]
 
 
 def test_a_stopped_thread_fails_what_it_is_given(pair: Pair) -> None:

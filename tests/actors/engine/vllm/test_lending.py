@@ -93,6 +93,45 @@ def test_a_prefill_reads_the_prefix_and_computes_the_rest(model: SmallModel, kin
     assert plan.kv_connector_metadata.reqs_to_recv == {}
 
 
+def test_a_prefix_is_needed_sooner_when_requests_before_its_own_leave_the_queue(
+    model: SmallModel, kind: type[Any]
+) -> None:
+    """Each read is ordered in a step of its own, while those before it are still open."""
+    _, handle = lent(model, kind)
+    scheduler = model.scheduler(kind)
+    ids, places = [], []
+    for name in "abc":
+        record = model.add(scheduler, model.request(name, PROMPT, prefill_params(lent=dict(handle))))
+        ids.append(record.request_id)
+        plan, _ = step(scheduler)
+        places.append(plan.kv_connector_metadata.flows[record.request_id]["rli"])
+        assert plan.kv_connector_metadata.advanced == {}
+    assert places == [0, 1, 2]
+    first, second, third = ids
+    plan, _ = step(scheduler, came={first})
+    assert plan.kv_connector_metadata.advanced == {}
+    plan, _ = step(scheduler)
+    assert list(plan.num_scheduled_tokens) == [first]
+    assert plan.kv_connector_metadata.advanced == {second: 0, third: 1}
+    scheduler.finish_requests({second}, RequestStatus.FINISHED_ABORTED)
+    plan, _ = step(scheduler)
+    assert plan.kv_connector_metadata.advanced == {third: 0}
+    plan, _ = step(scheduler)
+    assert plan.kv_connector_metadata.advanced == {}
+
+
+def test_a_decode_that_waits_for_its_kv_is_before_a_later_prefill(model: SmallModel, kind: type[Any]) -> None:
+    _, handle = lent(model, kind)
+    scheduler = model.scheduler(kind)
+    sampling = prefill_params()
+    sampling.extra_args = {"kv_transfer_params": dict(handle)}
+    model.add(scheduler, model.request("d", PROMPT[: PREFIX + 1], sampling))
+    step(scheduler)
+    record = model.add(scheduler, model.request("r", PROMPT, prefill_params(lent=dict(handle))))
+    plan, _ = step(scheduler)
+    assert plan.kv_connector_metadata.flows[record.request_id]["rli"] == 1
+
+
 def test_what_is_cached_here_is_not_read(model: SmallModel, kind: type[Any]) -> None:
     _, handle = lent(model, kind)
     scheduler = model.scheduler(kind)

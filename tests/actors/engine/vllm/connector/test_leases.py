@@ -102,6 +102,19 @@ def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow_of_its_place_in_the_que
     assert "due_s" not in terms
 
 
+def test_a_read_that_waits_for_a_handshake_hears_that_it_is_needed_sooner() -> None:
+    told: list[tuple[str, int]] = []
+    worker: Any = object.__new__(SluiceWorker)
+    worker._leases, worker._node, worker._lease_s = {}, "n1", 30.0
+    worker._reads = SimpleNamespace(advance=lambda *read: told.append(read))
+    terms = flow_terms({"do_remote_decode": True, "remote_host": "a"}, now_s=0.0, before=3)
+    worker._flows = {"r": (terms, time.monotonic())}
+    worker._advance("r", 1)
+    worker._advance("ended", 0)
+    assert worker._terms("r", Source("agent", (0, 0))).flow.rli == 1
+    assert told == [("r", 1)]
+
+
 def resumed(computed: int, remote: int, k: int = 150) -> tuple[int, bool, bool]:
     """Returns (matched tokens, whether they are waited for, whether vLLM counts cached tokens) of a request of 20
     prompt tokens and `k` of output, whose handle is for `remote` tokens.
