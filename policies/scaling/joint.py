@@ -5,11 +5,14 @@
     backlog      = late prompts / drain_s before prefill, streams waiting / drain_s before decode
     late prompts = prompts waiting at router and engines, less those that the engines compute within the TTFT slack
     held         = sum over decode engines of max(running / slots, KV in use) / kv_share, mean of 10 s, rounded up
-    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,  decode(D) + colocated(C) >= r + backlog,
-                            D >= held
+    reach        = the greatest decode(D) + colocated(C) within bounds and budget, beside the fewest that prefill
+    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,
+                            decode(D) + colocated(C) >= min(r + backlog, reach),  D >= held
 
-Where bounds or budget do not carry demand_up, D need not be more than 1.25 held + 1: lengths of outputs are learned
-when they end, long after a load has changed, and prefill may need the engines now.
+Demands above `reach` are cut to it, since prompts that prefill computed beyond it would only wait for decode. That is
+not done where the budget has prefill and decode share engines, or where prefill cannot carry `reach`. Where bounds or
+budget do not carry demand_up, D need not be more than 1.25 held + 1: lengths of outputs are learned when they end, long
+after a load has changed, and prefill may need the engines now.
 
 While what is wanted carries demand_up, nothing grows. Otherwise, for every number C of colocated engines, the fewest
 P and D that carry demand_up; a role that has more than it needs for demand_up (1 + band) gives engines by role
@@ -17,10 +20,10 @@ switch. The cheapest of all C is taken:
 
     cost = added engines + switch_cost * switches + activate_cost * activations + start_cost * starts
 
-Where bounds or budget are short, the greatest demand that they carry takes the place of demand_up. Engines go when
-fewer have carried demand_down for `calm_s` seconds without a break; the fewest that carry it stay. A step changes at
-most `limits.step` engines; after a growth nothing shrinks for `cool_down_s`, after a role switch no role switches
-back for `switch_pause_s`.
+Where bounds or budget are short, the greatest demand that they carry takes the place of demand_up. Where they do not
+carry the backlog alone, C is the greatest. Engines go when fewer have carried demand_down for `calm_s` seconds without
+a break; the fewest that carry it stay. A step changes at most `limits.step` engines; after a growth nothing shrinks for
+`cool_down_s`, after a role switch no role switches back for `switch_pause_s`.
 
 `burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
 Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
@@ -309,12 +312,17 @@ class _Look:
         self.demand = demand_of(state.lengths)
         self.table: Table = policy.carried_by(seen, state.lengths)
         self.backlog = (self._late() / policy.drain_s, seen.streams_waiting / policy.drain_s)
-        full = state.full
-        self.held = min(self.limits.decode_max, math.ceil(full - 1e-9))
-        self.enough = self.limits.decode_max
+        full, limits = state.full, self.limits
+        self.held = min(limits.decode_max, math.ceil(full - 1e-9))
+        # one above the table: nothing is waived
+        self.enough = len(self.table.decode)
+        self.reach = self._reach()
         self.up, self.down, self.later = self._demands()
+        shared = limits.decode_max + limits.colocated_max + limits.prefill_min >= limits.budget
+        if not shared and self.fits(min(self.up, self.reach)).any():
+            self.up, self.down, self.later = (min(r, self.reach) for r in (self.up, self.down, self.later))
         if not self.fits(self.up).any():
-            self.enough = min(self.limits.decode_max, math.ceil(_AHEAD * full) + 1)
+            self.enough = math.ceil(_AHEAD * full) + 1
 
     def _late(self) -> float:
         """Returns the waiting prompts that the wanted engines do not compute within TTFT; without TTFT all that wait.
@@ -350,6 +358,17 @@ class _Look:
 
     # ------------------------------------------------------------------------------------------------- what carries
 
+    def _reach(self) -> float:
+        """Returns the greatest rate that decode and colocated engines carry together within bounds and budget, beside
+        the fewest engines that prefill.
+        """
+        limits = self.limits
+        colocated = np.arange(limits.colocated_min, limits.colocated_max + 1)
+        room = limits.budget - limits.prefill_min - colocated
+        rates = self.table.decode[np.clip(room, 0, limits.decode_max)] + self.table.colocated[colocated]
+        # a little less, so that rounding does not put these engines below it
+        return float(rates[room >= 0].max()) * (1.0 - 1e-9)
+
     def needed(self, rate: float) -> tuple[IntArray, IntArray, IntArray]:
         """Returns (C, fewest P, fewest D) for every allowed number C of colocated engines, each an array.
 
@@ -358,7 +377,7 @@ class _Look:
         colocated = np.arange(self.limits.colocated_min, self.limits.colocated_max + 1)
         own = self.table.colocated[colocated]
         prefill = self.table.fewest(rate + self.backlog[0] - own, self.table.prefill)
-        decode = self.table.fewest(rate + self.backlog[1] - own, self.table.decode)
+        decode = self.table.fewest(min(rate + self.backlog[1], self.reach) - own, self.table.decode)
         return (
             colocated,
             np.maximum(prefill, self.limits.prefill_min),
@@ -366,14 +385,15 @@ class _Look:
         )
 
     def carries(self, counts: Counts, rate: float) -> bool:
-        """Returns whether these engines carry `rate` requests/s and the backlog."""
+        """Returns whether these engines carry `rate` requests/s and the backlog, decode as far as its `reach`."""
         own = self.table.colocated[counts.colocated]
+        streams = min(rate + self.backlog[1], self.reach)
         return bool(
             counts.decode >= self.held
             and self.table.prefill[counts.prefill] + own >= rate + self.backlog[0] - 1e-9
             and (
                 counts.decode >= self.enough
-                or self.table.decode[counts.decode] + own >= rate + self.backlog[1] - 1e-9
+                or self.table.decode[counts.decode] + own >= streams - 1e-9
             )
         )
 
@@ -482,9 +502,11 @@ class _Look:
         )
         best = int(np.argmin(cost))
         if not math.isfinite(cost[best]) or short[best]:
-            # Only the smallest fleet that carries the rate fits the budget: its roles are taken as they are.
-            totals = np.where(self.fits(rate), prefill + decode + colocated, np.iinfo(np.int64).max)
-            best = int(np.argmin(totals))
+            # Only the smallest fleet that carries the rate fits the budget: its roles are taken as they are. Where the
+            # backlog alone is too much for any fleet, the most colocated engines are the nearest to it.
+            fits = self.fits(rate)
+            totals = np.where(fits, prefill + decode + colocated, np.iinfo(np.int64).max)
+            best = int(np.argmin(totals)) if fits.any() else len(colocated) - 1
             counts = Counts(int(prefill[best]), int(decode[best]), int(colocated[best]))
             counts, _ = limits.kept(counts, 0)
             return counts, f"budget or bounds carry {rate:.3g}/s at most: {_shown(counts)}"

@@ -14,6 +14,7 @@ from policies.scaling.observation import (
     Leads,
     Observer,
     Outcome,
+    Room,
     attainment,
 )
 from policies.state.views import Role
@@ -94,6 +95,7 @@ def test_bad_settings_are_refused() -> None:
         lambda: Leads(start_s=math.inf),
         lambda: Leads(switch_s=-1.0),
         lambda: Capability(TICK_1MS, slots=0),
+        lambda: Capability(TICK_1MS, colocated=Room(8, 0)),
         lambda: Observer(length_s=0.0),
     ):
         with pytest.raises(BadParameter):
