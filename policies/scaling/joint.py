@@ -27,9 +27,12 @@ a break; the fewest that carry it stay. A step changes at most `limits.step` eng
 
 `burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
 Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
-since a burst raises the level. Attainment below
-`attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above, it falls by
-`headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is infeasible.
+since a burst raises the level. With `burst_part_s`, the part of a window that has passed is looked at in the same way,
+so that a burst need not wait for the end of its window.
+
+Attainment below `attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above,
+it falls by `headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is
+infeasible.
 
 Noise of counting is no change: a mean length is that of the last 400 requests or so. The mean of the last windows takes
 its place where both differ by 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
@@ -172,6 +175,8 @@ class Joint:
     """Time in which the requests that wait now shall have been served besides the demand."""
     burst_deviations: Annotated[float, Number(low=1.0)] = 4.75
     """Deviations above the level beyond which a window is a burst; by chance one window in a million is."""
+    burst_part_s: Annotated[float, Number(above=0.0, unit="s")] | None = None
+    """Time from which the part of a window that has passed may be a burst; None: only whole windows are."""
     attain: Annotated[float, Number(above=0.0, high=1.0)] = 0.99
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5
@@ -345,16 +350,22 @@ class _Look:
         fast_s = max(seen.leads.switch_s, seen.leads.activate_s)
         fast, slow = (max(1, math.ceil(s / length_s)) for s in (fast_s, seen.leads.start_s))
         forecast, known = policy.forecast, state.forecast
-        rate = seen.rate_per_s or 0.0
-        level = min((level for level, _ in known.past[-_BEFORE:]), default=known.level)
-        count, k = max(1.0, level * length_s), policy.burst_deviations
-        allowed = (count + k * math.sqrt(count) + (k * k - 1.0) / 6.0) / length_s
-        up = forecast.upper(known, fast, policy.quantile, length_s)
-        if rate > allowed:
-            up = max(up, rate)
+        up = max(
+            forecast.upper(known, fast, policy.quantile, length_s), self._burst(seen.rate_per_s or 0.0, length_s)
+        )
+        if policy.burst_part_s is not None and seen.part_s >= policy.burst_part_s:
+            up = max(up, self._burst(seen.part_arrived / seen.part_s, seen.part_s))
         room = 1.0 + state.headroom
         down = max(up, forecast.peak(known, slow, policy.quantile, length_s)) * room * (1.0 + policy.band)
         return up * room, down, max(up, forecast.peak(known, slow, policy.warm_quantile, length_s)) * room
+
+    def _burst(self, rate: float, seconds: float) -> float:
+        """Returns the rate of a window, or of a part of one, that is `seconds` long, if it is a burst; else 0."""
+        known, k = self.state.forecast, self.policy.burst_deviations
+        level = min((level for level, _ in known.past[-_BEFORE:]), default=known.level)
+        count = max(1.0, level * seconds)
+        allowed = (count + k * math.sqrt(count) + (k * k - 1.0) / 6.0) / seconds
+        return rate if rate > allowed else 0.0
 
     # ------------------------------------------------------------------------------------------------- what carries
 

@@ -141,6 +141,7 @@ class Observation:
     `windows` has that window by class, or None where nothing was reported. `queued` requests wait for a prefill engine
     and `pooled` ones for a decode engine; the oldest has waited for `oldest_queued_s`, `oldest_pooled_s`. Unless
     `fitted`, the profile in `capability` is a guess, in all or some of its coefficients, and no plan may depend on it.
+    `part_arrived` requests have come in the `part_s` seconds since that window ended, which begin the next one.
     """
 
     now_s: float
@@ -154,6 +155,8 @@ class Observation:
     oldest_queued_s: float = 0.0
     oldest_pooled_s: float = 0.0
     fitted: bool = True
+    part_arrived: int = 0
+    part_s: float = 0.0
 
     @property
     def arrived(self) -> int:
@@ -337,6 +340,8 @@ class Observer:
             pooled,
             oldest_queued_s,
             oldest_pooled_s,
+            part_arrived=sum(sums.window.arrived for sums in self._sums.values()),
+            part_s=max(0.0, now_s - self.began_s - self._number * self.length_s),
         )
 
     def _of(self, name: str) -> _Sums:
