@@ -39,7 +39,7 @@ def test_a_journal_replays_to_the_same_plans(name: str, first: int) -> None:
 
 
 def test_a_journal_without_the_slots_of_colocated_engines_replays() -> None:
-    """Those of before they were observed have no such field."""
+    """Journals of earlier versions have no such field."""
     lines = written("joint", 0)
     old = [line.replace(',"colocated":null', "") for line in lines]
     assert old[1] != lines[1]
