@@ -12,7 +12,8 @@ time, so their numbers go on where those of an earlier router ended.
 
 import math
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 from actors.router.clock import clock_s
 from actors.router.engines import Engines
@@ -35,6 +36,7 @@ from policies.scaling.observation import (
     Observation,
     Observer,
     Outcome,
+    Room,
 )
 from policies.scaling.timing_fit import Fit, Totals
 from policies.state.reducer import role_of
@@ -52,8 +54,7 @@ _OUTCOMES: dict[AttemptOutcome, Outcome] = {
 """The outcome of a request for its class; one whose client left counts as neither met nor missed."""
 
 PRIOR = CPU_SMOLLM2
-"""The profile of engines that have done nothing yet. ASSUMPTION: a plan must not depend on it
-(`FleetObserved.fitted_rows`)."""
+"""The profile of engines that have done nothing yet. ASSUMPTION: a plan must not depend on it (`Fit.whole`)."""
 
 HANDOVER_S = 6.0
 """Seconds for which an ingress may go on to decide by itself after it has connected (5 s in
@@ -61,12 +62,15 @@ HANDOVER_S = 6.0
 
 
 class Kind(NamedTuple):
-    """Engines that are equally fast: of one kind and one compatibility group, with equal slots and KV."""
+    """Engines whose steps take equally long for the same work: of one kind and one compatibility group, which is one
+    model. Their roles, slots and KV may differ, since these bound the work of a step only.
+    """
 
     kind: str
     group: str
-    slots: int
-    kv_tokens: int
+
+
+_KindOrRoom = TypeVar("_KindOrRoom", Kind, Room)
 
 
 class FleetObserver:
@@ -81,9 +85,14 @@ class FleetObserver:
         """The version of the set of ingresses from which the windows are counted."""
         self._from_s = math.inf
         """When the first window begins that will be whole."""
-        self._fits: dict[Kind, Fit] = {}
+        self._fits: dict[tuple[Kind, str], Fit] = {}
+        """The fits by kind and role; those of a kind are added up. Each forgets by its own rows, so that a role that
+        has nothing to do for a while is not forgotten.
+        """
         self._totals: dict[str, Totals] = {}
         self._last_kind: Kind | None = None
+        self._rooms: dict[str, Room] = {}
+        """The room of the commonest engine of each role, when the role had engines last."""
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -225,7 +234,7 @@ class FleetObserver:
     # ----------------------------------------------------------------------------------------------------- capacity
 
     def _fit(self, infos: list[EngineInfo], statuses: dict[str, Status]) -> None:
-        """Adds what each engine has done since the last call to the fit of its kind."""
+        """Adds what each engine has done since the last call to the fit of its kind and role."""
         before, self._totals = self._totals, {}
         for info in infos:
             after = _totals(statuses.get(info.id))
@@ -234,21 +243,30 @@ class FleetObserver:
                 continue
             self._totals[info.id] = after
             if info.id in before:
-                kind = _kind(info)
-                self._fits[kind] = self._fits.get(kind, Fit(PRIOR)).added(before[info.id], after)
+                key = _kind(info), info.role
+                self._fits[key] = self._fits.get(key, Fit(PRIOR)).added(before[info.id], after)
 
     def _capability(self, infos: list[EngineInfo]) -> tuple[Capability, Fit]:
         """Returns the capability of the commonest kind of engine with the guessed profile, and the fit from which its
         own profile follows. That is for the autoscaler to compute, because this loop has no milliseconds for it. While
-        there is no engine, both are those of the last kind.
+        there is no engine, or none of a role, both have what was known last.
         """
-        kinds = Counter(_kind(info) for info in infos)
-        if kinds:
-            self._last_kind = max(kinds, key=lambda kind: (kinds[kind], kind))
-        kind = self._last_kind
+        if infos:
+            self._last_kind = _commonest(map(_kind, infos))
+        kind, rooms = self._last_kind, dict[str, list[Room]]()
+        for info in infos:
+            if _kind(info) == kind:
+                rooms.setdefault(info.role, []).append(_room(info))
+        self._rooms |= {role: _commonest(own) for role, own in rooms.items()}
+        fit = Fit(PRIOR)
         if kind is None:
-            return Capability(PRIOR), Fit(PRIOR)
-        return Capability(PRIOR, kind.slots, kind.kv_tokens), self._fits.get(kind, Fit(PRIOR))
+            return Capability(PRIOR), fit
+        for (fitted, _), one in self._fits.items():
+            fit = fit.plus(one) if fitted == kind else fit
+        colocated = self._rooms.get("colocated")
+        decodes = self._rooms.get("decode") or colocated or self._rooms["prefill"]
+        other = None if colocated == decodes else colocated
+        return Capability(PRIOR, *decodes, other), fit
 
 
 def abilities_of(infos: list[EngineInfo]) -> Abilities | None:
@@ -261,7 +279,17 @@ def abilities_of(infos: list[EngineInfo]) -> Abilities | None:
 
 
 def _kind(info: EngineInfo) -> Kind:
-    return Kind(info.kind, info.group, info.slots, info.kv_blocks * info.block_size_tokens)
+    return Kind(info.kind, info.group)
+
+
+def _room(info: EngineInfo) -> Room:
+    return Room(info.slots, info.kv_blocks * info.block_size_tokens)
+
+
+def _commonest(several: Iterable[_KindOrRoom]) -> _KindOrRoom:
+    """Returns the commonest of at least one; of equally common ones the greatest."""
+    counts = Counter(several)
+    return max(counts, key=lambda one: (counts[one], one))
 
 
 def _duty(info: EngineInfo) -> Duty | None:

@@ -180,7 +180,6 @@ class Controller:
     def decide(
         self,
         seen: Observation,
-        fitted_rows: int,
         fleet: Fleet,
         abilities: Abilities | None = None,
         starts: Mapping[str, StartSteps] | None = None,
@@ -197,11 +196,11 @@ class Controller:
             awaited(seen, fleet), {engine.engine for engine in seen.engines}, seen.now_s
         )
         seen = replace(seen, leads=self._leads.leads(seen.leads))
-        seen = replace(completed(seen, fleet, self.groups, self.overdue), fitted=bool(fitted_rows))
+        seen = completed(seen, fleet, self.groups, self.overdue)
         self._said, self._opening = (*self._opening, *self._others(fleet), *self._after_break(seen.now_s)), ()
         lost = self._lost(seen, fleet)
         self._count_serving(seen)
-        tried = self._step(seen, fitted_rows, fleet, lost)
+        tried = self._step(seen, fleet, lost)
         if tried.step is not None:
             self._state, self._plan = tried.step.state, tried.step.plan
             self._seen_s = seen.now_s
@@ -251,7 +250,7 @@ class Controller:
         """The learned quantile of each step of a start; None before the first one was measured."""
         return self._leads.steps()
 
-    def _step(self, seen: Observation, fitted_rows: int, fleet: Fleet, lost: frozenset[str]) -> _Tried:
+    def _step(self, seen: Observation, fleet: Fleet, lost: frozenset[str]) -> _Tried:
         """Has the policy decide. Whatever error it makes, serving and an administrator's orders go on."""
         if self._first_s is None:
             self._first_s = seen.now_s
@@ -259,7 +258,7 @@ class Controller:
         if self._state is None and starting and seen.now_s - self._first_s < START_HOLD_S:
             return _Tried(held=f"{starting} of the first replicas have not started yet")
         may_sleep = isinstance(self.policy, MaySleep)
-        if self.policy.name in NEEDS_CAPACITY and not fitted_rows and not may_sleep:
+        if self.policy.name in NEEDS_CAPACITY and not seen.fitted and not may_sleep:
             return _Tried(held=UNFITTED)
         before, step = self._state, None
         try:

@@ -47,15 +47,16 @@ _OBSERVATION = decoder(Observation)
 
 
 def observation_of(message: FleetObserved) -> Observation:
-    """Returns the observation in a message, with the timing profile that its fit leads to. Raises CodecError,
-    UnicodeDecodeError or another ValueError for a message that holds none.
+    """Returns the observation in a message, with the timing profile that its fit leads to, and whether each coefficient
+    of it was measured. Raises CodecError, UnicodeDecodeError or another ValueError for a message that holds none.
     """
     assert _OBSERVATION is not None
     seen: Observation = _OBSERVATION(loads(message.observation.decode()))
     if not message.fitted_rows:
-        return seen
+        return dataclasses.replace(seen, fitted=False)
     fit = Fit(seen.capability.profile, message.fit_matrix, message.fit_vector, message.fitted_rows)
-    return dataclasses.replace(seen, capability=dataclasses.replace(seen.capability, profile=fit.profile()))
+    capability = dataclasses.replace(seen.capability, profile=fit.profile())
+    return dataclasses.replace(seen, capability=capability, fitted=fit.whole)
 
 
 class Counts(Protocol):
@@ -200,7 +201,7 @@ class Autoscaler:
         in_order = sorted(observed.starts.items(), key=lambda told: told[1].began_s)
         found = ((engine, start_steps(engine, one, fleet)) for engine, one in in_order)
         starts = {engine: steps for engine, steps in found if steps is not None}
-        made = self.controller.decide(seen, observed.fitted_rows, fleet, observed.abilities, starts)
+        made = self.controller.decide(seen, fleet, observed.abilities, starts)
         known = figures(made.seen, fleet, made.plan, self.controller.groups, self.controller.overdue)
         self._tell_figures(made.seen, known)
         self._tell_overdue(fleet)

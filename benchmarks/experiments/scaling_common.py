@@ -218,20 +218,25 @@ def against(results: Results, ours: str, rival: str, name: str) -> Row:
     It is met where ours is surely worse in neither, missed where it is surely worse in one and surely better in none,
     and open else. Less than 0.1 points of attainment or 1 % of engine time is no difference.
     """
+    row = beside(results, ours, rival, name)
     gain = results.paired(rival, ours, "slo_share").difference
-    points, points_half = 100.0 * gain.mean, 100.0 * (gain.half_width or 0.0)
-    saved, half = results.reduction_percent(rival, ours, "fleet/engine_s")
-    attained = _compared(points, points_half, 0.1)
-    cheaper = _compared(saved, half or 0.0, 1.0)
+    attained = _compared(100.0 * gain.mean, 100.0 * (gain.half_width or 0.0), 0.1)
+    cheaper = _compared(-(row.ours or 0.0), row.half_width or 0.0, 1.0)
     kept = [None if found is None else found >= 0 for found in (attained, cheaper)]
     reached = all_met(kept)
     if reached is False and 1 in (attained, cheaper):
         # Each is surely better in one of the two.
         reached = None
-    sure = "" if gain.half_width is None else f" ± {points_half:.2f}"
-    note = f"attainment {points:+.2f}{sure} points"
-    row = Row(f"{name}: engine time", None, -saved, "%", half, note=note)
     return aimed(row, "worse in neither", also=[reached])
+
+
+def beside(results: Results, ours: str, rival: str, name: str) -> Row:
+    """Returns a row of the engine time of `ours` beside that of `rival`, without an aim; the note has attainment."""
+    gain = results.paired(rival, ours, "slo_share").difference
+    saved, half = results.reduction_percent(rival, ours, "fleet/engine_s")
+    sure = "" if gain.half_width is None else f" ± {100.0 * gain.half_width:.2f}"
+    note = f"attainment {100.0 * gain.mean:+.2f}{sure} points"
+    return Row(f"{name}: engine time", None, -saved, "%", half, note=note)
 
 
 def _compared(gain: float, half: float, margin: float) -> int | None:

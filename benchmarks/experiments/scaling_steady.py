@@ -20,7 +20,8 @@ settles when the first hour is over. And the test of the mean lengths took the f
 some windows for a change three times on the worst seed, and the fleet grew and shrank again. Nothing was changed after
 that.
 
-Not claimed: the same for every rate. Where a load needs nearly all that its engines carry, less noise is enough.
+Not claimed: the same for every rate. Where a load needs nearly all that its engines carry, less noise is enough. No
+rival is run, since the aim counts the changes of this policy; so nothing is said of how often others change a fleet.
 
 Aim, written before the first run: no change after the first hour on any seed, and 99 % of the requests in time.
 """

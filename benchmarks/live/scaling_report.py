@@ -121,9 +121,12 @@ def _burst(name: str, found: Mapping[str, Any], burst: Mapping[str, Any]) -> Ite
         yield Row(f"burst, {name}: attainment, {phase}", None, 100.0 * share, "%")
     at_s, first = burst["lead_s"], found["engines"][0][1]
     grown = [when - at_s for when, active, _ in found["engines"] if active > first and when >= at_s]
+    most = max(active for _, active, _ in found["engines"])
     if grown:
         yield Row(f"burst, {name}: first more engines after the burst's begin", None, grown[0], "s")
-    yield Row(f"burst, {name}: most serving engines", None, max(active for _, active, _ in found["engines"]))
+        full_s = next(when for when, active, _ in found["engines"] if active == most) - at_s
+        yield Row(f"burst, {name}: most serving engines after the burst's begin", None, full_s, "s")
+    yield Row(f"burst, {name}: most serving engines", None, most)
     yield Row(f"burst, {name}: engine time", None, _engine_s(found["engines"]) / 60.0, "min")
     yield Row(f"burst, {name}: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
 

@@ -138,12 +138,13 @@ def _table(capability: Capability, demand: Demand, most: int, margins: Margins) 
     if slack_s <= 0.0:
         infeasible.append("TTFT")
     batch, tpot_ok = _batch(capability, demand, margins)
+    colocated_batch, _ = _batch(capability.of_colocated(), demand, margins)
     if not tpot_ok:
         infeasible.append("TPOT")
     per_knot = (
         _prefill(k, service_s, slack_s, demand.prompt_cv, margins),
         _decode(k, batch, profile, demand, margins),
-        _colocated(k, batch, capability, demand, service_s, slack_s, margins),
+        _colocated(k, colocated_batch, profile, demand, service_s, slack_s, margins),
     )
     prefill, decode, colocated = (_rising(np.interp(every, k, rates)) for rates in per_knot)
     return Table(prefill, decode, colocated, tuple(infeasible))
@@ -232,13 +233,13 @@ def _decode(
 def _colocated(
     k: FloatArray,
     batch: float,
-    capability: Capability,
+    profile: TimingProfile,
     demand: Demand,
     service_s: float,
     slack_s: float,
     margins: Margins,
 ) -> FloatArray:
-    profile, output = capability.profile, max(demand.output_tokens, 1.0)
+    output = max(demand.output_tokens, 1.0)
     per_seq_s = _per_seq_s(profile, demand)
     mean_batch = _spread_out(k * batch, margins.deviations) / np.maximum(k, 1.0)
     low, high = np.zeros_like(k), np.full_like(k, margins.most_rho)

@@ -5,11 +5,14 @@
     backlog      = late prompts / drain_s before prefill, streams waiting / drain_s before decode
     late prompts = prompts waiting at router and engines, less those that the engines compute within the TTFT slack
     held         = sum over decode engines of max(running / slots, KV in use) / kv_share, mean of 10 s, rounded up
-    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,  decode(D) + colocated(C) >= r + backlog,
-                            D >= held
+    reach        = the greatest decode(D) + colocated(C) within bounds and budget, beside the fewest that prefill
+    carries(P, D, C, r)  :  prefill(P) + colocated(C) >= r + backlog,
+                            decode(D) + colocated(C) >= min(r + backlog, reach),  D >= held
 
-Where bounds or budget do not carry demand_up, D need not be more than 1.25 held + 1: lengths of outputs are learned
-when they end, long after a load has changed, and prefill may need the engines now.
+Demands above `reach` are cut to it, since prompts that prefill computed beyond it would only wait for decode. That is
+not done where the budget has prefill and decode share engines, or where prefill cannot carry `reach`. Where bounds or
+budget do not carry demand_up, D need not be more than 1.25 held + 1: lengths of outputs are learned when they end, long
+after a load has changed, and prefill may need the engines now.
 
 While what is wanted carries demand_up, nothing grows. Otherwise, for every number C of colocated engines, the fewest
 P and D that carry demand_up; a role that has more than it needs for demand_up (1 + band) gives engines by role
@@ -17,16 +20,19 @@ switch. The cheapest of all C is taken:
 
     cost = added engines + switch_cost * switches + activate_cost * activations + start_cost * starts
 
-Where bounds or budget are short, the greatest demand that they carry takes the place of demand_up. Engines go when
-fewer have carried demand_down for `calm_s` seconds without a break; the fewest that carry it stay. A step changes at
-most `limits.step` engines; after a growth nothing shrinks for `cool_down_s`, after a role switch no role switches
-back for `switch_pause_s`.
+Where bounds or budget are short, the greatest demand that they carry takes the place of demand_up. Where they do not
+carry the backlog alone, C is the greatest. Engines go when fewer have carried demand_down for `calm_s` seconds without
+a break; the fewest that carry it stay. A step changes at most `limits.step` engines; after a growth nothing shrinks for
+`cool_down_s`, after a role switch no role switches back for `switch_pause_s`.
 
 `burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
 Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
-since a burst raises the level. Attainment below
-`attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above, it falls by
-`headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is infeasible.
+since a burst raises the level. With `burst_part_s`, the part of a window that has passed is looked at in the same way,
+so that a burst need not wait for the end of its window.
+
+Attainment below `attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above,
+it falls by `headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is
+infeasible.
 
 Noise of counting is no change: a mean length is that of the last 400 requests or so. The mean of the last windows takes
 its place where both differ by 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
@@ -169,6 +175,8 @@ class Joint:
     """Time in which the requests that wait now shall have been served besides the demand."""
     burst_deviations: Annotated[float, Number(low=1.0)] = 4.75
     """Deviations above the level beyond which a window is a burst; by chance one window in a million is."""
+    burst_part_s: Annotated[float, Number(above=0.0, unit="s")] | None = None
+    """Time from which the part of a window that has passed may be a burst; None: only whole windows are."""
     attain: Annotated[float, Number(above=0.0, high=1.0)] = 0.99
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5
@@ -309,12 +317,17 @@ class _Look:
         self.demand = demand_of(state.lengths)
         self.table: Table = policy.carried_by(seen, state.lengths)
         self.backlog = (self._late() / policy.drain_s, seen.streams_waiting / policy.drain_s)
-        full = state.full
-        self.held = min(self.limits.decode_max, math.ceil(full - 1e-9))
-        self.enough = self.limits.decode_max
+        full, limits = state.full, self.limits
+        self.held = min(limits.decode_max, math.ceil(full - 1e-9))
+        # one above the table: nothing is waived
+        self.enough = len(self.table.decode)
+        self.reach = self._reach()
         self.up, self.down, self.later = self._demands()
+        shared = limits.decode_max + limits.colocated_max + limits.prefill_min >= limits.budget
+        if not shared and self.fits(min(self.up, self.reach)).any():
+            self.up, self.down, self.later = (min(r, self.reach) for r in (self.up, self.down, self.later))
         if not self.fits(self.up).any():
-            self.enough = min(self.limits.decode_max, math.ceil(_AHEAD * full) + 1)
+            self.enough = math.ceil(_AHEAD * full) + 1
 
     def _late(self) -> float:
         """Returns the waiting prompts that the wanted engines do not compute within TTFT; without TTFT all that wait.
@@ -337,18 +350,35 @@ class _Look:
         fast_s = max(seen.leads.switch_s, seen.leads.activate_s)
         fast, slow = (max(1, math.ceil(s / length_s)) for s in (fast_s, seen.leads.start_s))
         forecast, known = policy.forecast, state.forecast
-        rate = seen.rate_per_s or 0.0
-        level = min((level for level, _ in known.past[-_BEFORE:]), default=known.level)
-        count, k = max(1.0, level * length_s), policy.burst_deviations
-        allowed = (count + k * math.sqrt(count) + (k * k - 1.0) / 6.0) / length_s
-        up = forecast.upper(known, fast, policy.quantile, length_s)
-        if rate > allowed:
-            up = max(up, rate)
+        up = max(
+            forecast.upper(known, fast, policy.quantile, length_s), self._burst(seen.rate_per_s or 0.0, length_s)
+        )
+        if policy.burst_part_s is not None and seen.part_s >= policy.burst_part_s:
+            up = max(up, self._burst(seen.part_arrived / seen.part_s, seen.part_s))
         room = 1.0 + state.headroom
         down = max(up, forecast.peak(known, slow, policy.quantile, length_s)) * room * (1.0 + policy.band)
         return up * room, down, max(up, forecast.peak(known, slow, policy.warm_quantile, length_s)) * room
 
+    def _burst(self, rate: float, seconds: float) -> float:
+        """Returns the rate of a window, or of a part of one, that is `seconds` long, if it is a burst; else 0."""
+        known, k = self.state.forecast, self.policy.burst_deviations
+        level = min((level for level, _ in known.past[-_BEFORE:]), default=known.level)
+        count = max(1.0, level * seconds)
+        allowed = (count + k * math.sqrt(count) + (k * k - 1.0) / 6.0) / seconds
+        return rate if rate > allowed else 0.0
+
     # ------------------------------------------------------------------------------------------------- what carries
+
+    def _reach(self) -> float:
+        """Returns the greatest rate that decode and colocated engines carry together within bounds and budget, beside
+        the fewest engines that prefill.
+        """
+        limits = self.limits
+        colocated = np.arange(limits.colocated_min, limits.colocated_max + 1)
+        room = limits.budget - limits.prefill_min - colocated
+        rates = self.table.decode[np.clip(room, 0, limits.decode_max)] + self.table.colocated[colocated]
+        # a little less, so that rounding does not put these engines below it
+        return float(rates[room >= 0].max()) * (1.0 - 1e-9)
 
     def needed(self, rate: float) -> tuple[IntArray, IntArray, IntArray]:
         """Returns (C, fewest P, fewest D) for every allowed number C of colocated engines, each an array.
@@ -358,7 +388,7 @@ class _Look:
         colocated = np.arange(self.limits.colocated_min, self.limits.colocated_max + 1)
         own = self.table.colocated[colocated]
         prefill = self.table.fewest(rate + self.backlog[0] - own, self.table.prefill)
-        decode = self.table.fewest(rate + self.backlog[1] - own, self.table.decode)
+        decode = self.table.fewest(min(rate + self.backlog[1], self.reach) - own, self.table.decode)
         return (
             colocated,
             np.maximum(prefill, self.limits.prefill_min),
@@ -366,14 +396,15 @@ class _Look:
         )
 
     def carries(self, counts: Counts, rate: float) -> bool:
-        """Returns whether these engines carry `rate` requests/s and the backlog."""
+        """Returns whether these engines carry `rate` requests/s and the backlog, decode as far as its `reach`."""
         own = self.table.colocated[counts.colocated]
+        streams = min(rate + self.backlog[1], self.reach)
         return bool(
             counts.decode >= self.held
             and self.table.prefill[counts.prefill] + own >= rate + self.backlog[0] - 1e-9
             and (
                 counts.decode >= self.enough
-                or self.table.decode[counts.decode] + own >= rate + self.backlog[1] - 1e-9
+                or self.table.decode[counts.decode] + own >= streams - 1e-9
             )
         )
 
@@ -482,9 +513,11 @@ class _Look:
         )
         best = int(np.argmin(cost))
         if not math.isfinite(cost[best]) or short[best]:
-            # Only the smallest fleet that carries the rate fits the budget: its roles are taken as they are.
-            totals = np.where(self.fits(rate), prefill + decode + colocated, np.iinfo(np.int64).max)
-            best = int(np.argmin(totals))
+            # Only the smallest fleet that carries the rate fits the budget: its roles are taken as they are. Where the
+            # backlog alone is too much for any fleet, the most colocated engines are the nearest to it.
+            fits = self.fits(rate)
+            totals = np.where(fits, prefill + decode + colocated, np.iinfo(np.int64).max)
+            best = int(np.argmin(totals)) if fits.any() else len(colocated) - 1
             counts = Counts(int(prefill[best]), int(decode[best]), int(colocated[best]))
             counts, _ = limits.kept(counts, 0)
             return counts, f"budget or bounds carry {rate:.3g}/s at most: {_shown(counts)}"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.engine_model.timing import TimingProfile
 from policies.routing.params import BadParameter
@@ -102,17 +103,34 @@ class Leads:
                 raise BadParameter(f"leads: {name} is {value!r}: it must be a number >= 0")
 
 
+class Room(NamedTuple):
+    """The sequences that one engine decodes at once at most, and the KV tokens that it holds."""
+
+    slots: int
+    kv_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """The abilities of one engine: its timing profile, slots, KV tokens, and prompt tokens in a step."""
+    """The abilities of one engine: its timing profile, whatever its role, and the slots and KV tokens of a decode
+    engine. `colocated` has those of a colocated engine; None: they are the same.
+    """
 
     profile: TimingProfile
     slots: int = 256
     kv_tokens: int = 500_000
+    colocated: Room | None = None
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.kv_tokens < 1:
-            raise BadParameter(f"capability: slots {self.slots} and kv_tokens {self.kv_tokens} must be >= 1")
+        for room in (Room(self.slots, self.kv_tokens), self.colocated or Room(1, 1)):
+            if min(room) < 1:
+                raise BadParameter(
+                    f"capability: slots {room.slots} and kv_tokens {room.kv_tokens} must be >= 1"
+                )
+
+    def of_colocated(self) -> "Capability":
+        """Returns the abilities with the slots and KV tokens of a colocated engine."""
+        return self if self.colocated is None else Capability(self.profile, *self.colocated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +140,8 @@ class Observation:
     `window` is the number of the last complete window, counted from 0; a policy learns from each number once.
     `windows` has that window by class, or None where nothing was reported. `queued` requests wait for a prefill engine
     and `pooled` ones for a decode engine; the oldest has waited for `oldest_queued_s`, `oldest_pooled_s`. Unless
-    `fitted`, the profile in `capability` is a guess, on which no plan may depend.
+    `fitted`, the profile in `capability` is a guess, in all or some of its coefficients, and no plan may depend on it.
+    `part_arrived` requests have come in the `part_s` seconds since that window ended, which begin the next one.
     """
 
     now_s: float
@@ -136,6 +155,8 @@ class Observation:
     oldest_queued_s: float = 0.0
     oldest_pooled_s: float = 0.0
     fitted: bool = True
+    part_arrived: int = 0
+    part_s: float = 0.0
 
     @property
     def arrived(self) -> int:
@@ -319,6 +340,8 @@ class Observer:
             pooled,
             oldest_queued_s,
             oldest_pooled_s,
+            part_arrived=sum(sums.window.arrived for sums in self._sums.values()),
+            part_s=max(0.0, now_s - self.began_s - self._number * self.length_s),
         )
 
     def _of(self, name: str) -> _Sums:

@@ -5,9 +5,9 @@
 
 Each report adds its differences since the last one as a row. The normal matrix forgets by a factor a row, so that a
 change of hardware or model is learned. The prior (a profile) weighs a thousandth of `prior_rows` mean rows, and less
-once rows have been forgotten; columns that the traffic never excites keep its values. No coefficient falls below 0: the
-minimum is found by coordinate descent. Not claimed: the quadratic part of attention, which `TimingProfile` lacks as
-well.
+once rows have been forgotten. Columns that the traffic never excites keep its values; while there is such a column
+(`Fit.whole`), no plan may depend on the profile. No coefficient falls below 0: the minimum is found by coordinate
+descent. Not claimed: the quadratic part of attention, which `TimingProfile` lacks as well.
 """
 
 from dataclasses import dataclass, replace
@@ -83,6 +83,17 @@ class Fit:
         return replace(
             self, matrix=tuple(matrix.ravel().tolist()), vector=tuple(vector.tolist()), rows=self.rows + 1
         )
+
+    def plus(self, other: "Fit") -> "Fit":
+        """Returns the fit to the rows of both."""
+        matrix = (a + b for a, b in zip(self.matrix, other.matrix, strict=True))
+        vector = (a + b for a, b in zip(self.vector, other.vector, strict=True))
+        return replace(self, matrix=tuple(matrix), vector=tuple(vector), rows=self.rows + other.rows)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rows had work of each column, so that no coefficient is the prior's alone."""
+        return all(each > 0.0 for each in self.matrix[:: len(COEFFICIENTS) + 1])
 
     def profile(self) -> TimingProfile:
         """Returns the fitted profile; before the first row it is the prior."""

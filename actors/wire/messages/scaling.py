@@ -19,10 +19,10 @@ class FleetObserved(Wire, frozen=True):
     `policies.scaling.observation.Observation` by `policies.journal.codec`, which is exact.
 
     The timing profile in its capability is a guess. The autoscaler replaces it by the one that follows from the sums
-    over `fitted_rows` reports of engines: `fit_matrix` (25 numbers, row by row) and `fit_vector` (5), as in
-    `policies.scaling.timing_fit.Fit`. Solving for it takes milliseconds, which the router has not. With 0 rows no plan
-    that depends on an engine's capacity can be made yet. `abilities` are those of the engines that there are now.
-    `starts` says of each connected engine how its start was spent, by the engine's id.
+    over `fitted_rows` reports of engines, whatever their roles: `fit_matrix` (25 numbers, row by row) and `fit_vector`
+    (5), as in `policies.scaling.timing_fit.Fit`. Solving for it takes milliseconds, which the router has not. Unless
+    the fit is whole, no plan that depends on an engine's capacity can be made yet. `abilities` are those of the
+    engines that there are now. `starts` says of each connected engine how its start was spent, by the engine's id.
     """
 
     observation: bytes

@@ -13,7 +13,9 @@ from policies.network.oracle import NodePlace, Oracle
 from policies.request.ended import RequestEnd
 from policies.request.terms import Terms
 from policies.routing.registry import decode_policy, prefill_policy
-from policies.scaling.observation import Duty, Observation
+from policies.scaling.base import Limits
+from policies.scaling.joint import Joint
+from policies.scaling.observation import Duty, Observation, Room
 from policies.scaling.timing_fit import Fit
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -29,8 +31,8 @@ class Fleet:
         self.active_s: dict[str, float] = {}
         self.lost: set[str] = set()
 
-    def engine(self, name: str, role: Any = "decode", **more: Any) -> None:
-        facts = (name, role, "sim", "m", "g", (), 8, 100, 16, 1024)
+    def engine(self, name: str, role: Any = "decode", slots: int = 8, blocks: int = 100, **more: Any) -> None:
+        facts = (name, role, "sim", "m", "g", (), slots, blocks, 16, 1024)
         self.known[name] = EngineInfo(*facts, more.pop("node", "n0"), 1, 30.0, **more)
         self.since_s.setdefault(name, 0.0)
 
@@ -258,6 +260,131 @@ def test_the_profile_is_fitted_to_what_the_engines_have_done(watched: Watched) -
         true_s = 0.02 + 0.002 * n + 1e-5 * n * context
         assert profile.step_s(0, n, n * context) == pytest.approx(true_s, rel=0.1)
     assert profile.step_s(200, 0, 0) == pytest.approx(0.21, rel=0.1)
+
+
+WORK = ("prefill_steps", "prefill_step_tokens", "decode_steps", "decode_step_seqs", "decode_step_kv_tokens")
+
+
+class Worked:
+    """The totals of engines that take 5 ms and 0.1 ms a token for prompts, and 8 ms, 0.1 ms a sequence and 0.1 us a KV
+    token for a decode step. A prompt token takes 4.8 ms by the guess.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.totals: dict[str, dict[str, float]] = {}
+        self.seconds = 0
+
+    def report(self, prefill: str = "", decode: str = "") -> None:
+        """Has the engine `prefill` compute prompts, and the engine `decode` decode, for a while."""
+        n, self.seconds = self.seconds, self.seconds + 1
+        steps, tokens = 5 + n % 7, 1_000 * (1 + n % 4)
+        seqs, kv = 40 * (1 + n % 5), 40 * (1 + n % 5) * 500 * (1 + n % 3)
+        if prefill:
+            self.add(prefill, steps * (0.005 + 1e-4 * tokens), steps, steps * tokens)
+        if decode:
+            self.add(decode, 20 * (0.008 + 1e-4 * seqs + 1e-7 * kv), 0, 0, 20, 20 * seqs, 20 * kv)
+
+    def add(self, engine: str, step_s: float, *work: float) -> None:
+        totals = self.totals.setdefault(engine, dict.fromkeys((*WORK, "step_s"), 0.0))
+        totals["step_s"] += step_s
+        for name, more in zip(WORK, work, strict=False):
+            totals[name] += more
+        self.fleet.report(engine, **totals)
+
+
+def pair(watched: Watched) -> Worked:
+    """Returns the work of two prefill engines of 64 slots and two decode engines of 256, as in `deploy/gpu-node.yaml`.
+    They have been seen before they do any.
+    """
+    worked = Worked(watched.fleet)
+    for name in ("p0", "p1"):
+        watched.fleet.engine(name, "prefill", slots=64, blocks=2_000)
+    for name in ("d0", "d1"):
+        watched.fleet.engine(name, slots=256, blocks=1_500)
+    for name in ("p0", "d0"):
+        worked.add(name, 0.0)
+    watched.seen()
+    return worked
+
+
+def test_engines_of_all_roles_are_fitted_together_and_each_role_keeps_its_slots(watched: Watched) -> None:
+    """Decode engines compute no prompts, so a profile of theirs alone would have the guess for prompts."""
+    worked = pair(watched)
+    for _ in range(60):
+        worked.report("p0", "d0")
+        watched.now_s += 1.0
+        seen, rows = watched.seen()
+    assert rows == 120
+    assert seen.fitted
+    profile = seen.capability.profile
+    assert profile.step_s(2_000, 0, 0) == pytest.approx(0.205, rel=0.1)
+    assert profile.step_s(0, 100, 100_000) == pytest.approx(0.028, rel=0.1)
+    assert (seen.capability.slots, seen.capability.kv_tokens) == (256, 24_000)
+
+
+def test_a_role_that_has_nothing_to_do_for_long_is_not_forgotten(watched: Watched) -> None:
+    """10,000 rows of decode alone; each makes the rows before it weigh a thousandth less."""
+    worked = pair(watched)
+    for _ in range(60):
+        worked.report("p0", "d0")
+        watched.seen()
+    for _ in range(10_000):
+        worked.report(decode="d0")
+        watched.observer._fit(watched.fleet.infos(), watched.fleet.reported)
+    seen, _ = watched.seen()
+    assert seen.capability.profile.step_s(2_000, 0, 0) == pytest.approx(0.205, rel=0.1)
+
+
+def test_slots_and_kv_are_those_of_the_engines_that_decode_as_they_were_last(watched: Watched) -> None:
+    watched.fleet.engine("p", "prefill", slots=64, blocks=2_000)
+    seen, _ = watched.seen()
+    # nothing has decoded yet
+    assert (seen.capability.slots, seen.capability.kv_tokens) == (64, 32_000)
+    watched.fleet.engine("c", "colocated", slots=32, blocks=500)
+    seen, _ = watched.seen()
+    assert (seen.capability.slots, seen.capability.kv_tokens) == (32, 8_000)
+    watched.fleet.engine("d", slots=256, blocks=1_500)
+    seen, _ = watched.seen()
+    assert (seen.capability.slots, seen.capability.colocated) == (256, Room(32, 8_000))
+    # the only decode engine is replaced: prefill engines do not stand for it meanwhile
+    del watched.fleet.known["d"]
+    seen, _ = watched.seen()
+    assert (seen.capability.slots, seen.capability.colocated) == (256, Room(32, 8_000))
+
+
+def test_no_plan_depends_on_work_that_no_engine_has_done(watched: Watched) -> None:
+    """Only decode engines report: what a prompt takes is a guess still, so the observation is not fitted."""
+    worked = pair(watched)
+    for _ in range(20):
+        worked.report(decode="d0")
+        seen, rows = watched.seen()
+    assert rows > 0
+    assert not seen.fitted
+    worked.report("p0", "d0")
+    seen, _ = watched.seen()
+    assert seen.fitted
+
+
+def test_joint_plans_a_pair_of_unequal_slots_by_what_its_engines_do(watched: Watched) -> None:
+    """Two prompts of 2,000 tokens a second take 0.2 s each, so one prefill engine has the time. By the guess a prompt
+    takes 9.5 s, longer than its TTFT, and prefill would grow to its bound.
+    """
+    worked = pair(watched)
+    policy = Joint(limits=Limits(prefill_max=16, decode_max=16, budget=32))
+    state = policy.initial()
+    terms = Terms(request_class="chat", ttft_slo_s=2.0, tpot_slo_s=0.05)
+    for second in range(120):
+        worked.report("p0", "d0")
+        watched.now_s += 1.0
+        for n in range(2):
+            watched.arrive(f"r{second}.{n}", terms, 2_000, predicted=100.0)
+            watched.observer.ended(f"r{second}.{n}", RequestEnd("finished", "chat", 0.3, 0.03, 100))
+        seen, _ = watched.seen()
+        step = policy.step(seen, state)
+        state = step.state
+    assert step.plan.serving == (2, 2, 0)
+    assert not any("more engines do not help" in reason for reason in step.reasons)
 
 
 def test_an_engine_that_does_not_count_its_steps_is_fitted_to_nothing(watched: Watched) -> None:

@@ -218,7 +218,7 @@ def test_a_count_that_could_not_be_set_is_not_taken_for_somebody_elses() -> None
     world = World(two_groups())
     world.settle()
     world.controller.scale({"decode": 4})
-    made = world.controller.decide(world.seen(), 1, world.fleet())
+    made = world.controller.decide(world.seen(), world.fleet())
     assert dict(made.orders.targets) == {"decode": 4}
     # the call is lost, or comes late: both are ours
     world.controller.trying({"decode": 4})
@@ -304,31 +304,31 @@ def test_replicas_that_serve_replaced_before_the_first_plan_serve_again() -> Non
     """A rolling update under load: new replicas have ranks above those of the old ones, and all begin warm."""
     world = World(two_groups(warm=1), policy="joint")
     for _ in range(3):
-        assert world.round(fitted_rows=0).orders.engines == ()
+        assert world.round(fitted=False).orders.engines == ()
     assert world.counts()["decode"] == (2, 1)
     world.replace_all("decode")
     for _ in range(6):
         # nothing has been measured, so there is no plan
-        made = world.round(fitted_rows=0)
+        made = world.round(fitted=False)
         assert made.plan is None
         assert made.orders.targets == ()
     assert world.counts() == {"prefill": (1, 0), "decode": (2, 1)}
     # a replica that is ready is not kept back for the others, which start
     world.replace_all("decode", ready=1)
     world.controller = world.new_controller()
-    made = world.round(fitted_rows=0)
+    made = world.round(fitted=False)
     assert made.held == "2 of the first replicas have not started yet"
     assert world.counts()["decode"] == (1, 0)
 
 
 def test_before_a_plan_an_engine_that_serves_another_role_counts_and_none_is_taken_away() -> None:
     world = World(two_groups(warm=1), policy="joint")
-    world.round(fitted_rows=0)
+    world.round(fitted=False)
     first, _, warm = world.replicas["decode"]
     first.role = Role.PREFILL
     warm.duty = Duty.ACTIVE
     for _ in range(5):
-        assert world.round(fitted_rows=0).orders.engines == ()
+        assert world.round(fitted=False).orders.engines == ()
 
 
 # ------------------------------------------------------------------------------------------------- errors of a policy
@@ -428,7 +428,7 @@ def test_a_controller_that_died_before_its_order_was_confirmed_is_not_somebody_e
     world = World(two_groups())
     world.settle()
     world.controller.scale({"decode": 4})
-    targets = dict(world.controller.decide(world.seen(), 1, world.fleet()).orders.targets)
+    targets = dict(world.controller.decide(world.seen(), world.fleet()).orders.targets)
     world.controller.trying(targets)
     memory = world.controller.memory()
     world.targets |= targets
@@ -548,14 +548,14 @@ def test_what_one_policy_has_learned_waits_while_another_decides() -> None:
 
 def test_a_policy_that_needs_an_engines_capacity_waits_until_it_is_known() -> None:
     world = World(two_groups(), policy="joint")
-    made = world.controller.decide(world.seen(), 0, world.fleet())
+    made = world.controller.decide(world.seen(fitted=False), world.fleet())
     assert made.held == "no engine has reported enough work yet to know what one carries"
     assert made.plan is None
-    made = world.controller.decide(world.seen(), 40, world.fleet())
+    made = world.controller.decide(world.seen(), world.fleet())
     assert made.held is None
     assert made.plan is not None
     # later without it: the plan before stays in force
-    made = world.controller.decide(world.seen(), 0, world.fleet())
+    made = world.controller.decide(world.seen(fitted=False), world.fleet())
     assert made.held is not None
     assert made.plan is not None
 
@@ -737,7 +737,7 @@ def test_a_number_of_an_engine_that_is_no_number_stops_nothing(wrong: str) -> No
     before = world.counts()
     seen = world.seen()
     broken = tuple(dataclasses.replace(e, **{wrong: float("nan")}) for e in seen.engines)  # type: ignore[arg-type]
-    made = world.controller.decide(dataclasses.replace(seen, engines=broken), 1, world.fleet())
+    made = world.controller.decide(dataclasses.replace(seen, engines=broken), world.fleet())
     assert not [order for order in made.orders.engines if order.duty is Duty.WARM]
     for _ in range(10):
         world.round()
@@ -748,13 +748,13 @@ def test_a_number_of_an_engine_that_is_no_number_stops_nothing(wrong: str) -> No
 
 def test_a_plan_is_made_for_the_measured_lead_of_a_start() -> None:
     world = World(two_groups())
-    made = world.controller.decide(world.seen(), 1, world.fleet())
+    made = world.controller.decide(world.seen(), world.fleet())
     guess = made.seen.leads.start_s
     starts = {f"decode-{i}": StartSteps(1.0, float(i), 2.0, 3.0, 1.0) for i in range(1, 11)}
-    made = world.controller.decide(world.seen(), 1, world.fleet(), starts=starts)
+    made = world.controller.decide(world.seen(), world.fleet(), starts=starts)
     # totals 8..17, of which the ninth is 16
     assert made.seen.leads.start_s == 16.0 != guess
     # engines that have gone still count
-    made = world.controller.decide(world.seen(), 1, world.fleet(), starts={})
+    made = world.controller.decide(world.seen(), world.fleet(), starts={})
     assert made.seen.leads.start_s == 16.0
     assert world.controller.start_steps == StartSteps(1.0, 9.0, 2.0, 3.0, 1.0)

@@ -4,7 +4,7 @@ engines take the roles and duties that they are given. A round is a second.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.scaling.control import Controller, Decision
 from actors.scaling.fleet import Deployed, Fleet, Group, Replica, engine_id, group_of
@@ -169,7 +169,7 @@ class World:
 
     # ------------------------------------------------------------------------------------------------------- router
 
-    def seen(self) -> Observation:
+    def seen(self, fitted: bool = True) -> Observation:
         engines = tuple(
             EngineView(engine_id(name, r.id), r.role, r.duty, r.since_s, r.requests)
             for name, own in self.replicas.items()
@@ -177,17 +177,19 @@ class World:
             if self.runs(r) and r.connected
         )
         if self.rate is not None:
-            return busy(self.rate, engines, self.now // 10, float(self.now))
-        return Observation(float(self.now), self.now, (), engines, CAPABILITY, queued=self.queued)
+            seen = busy(self.rate, engines, self.now // 10, float(self.now))
+        else:
+            seen = Observation(float(self.now), self.now, (), engines, CAPABILITY, queued=self.queued)
+        return replace(seen, fitted=fitted)
 
     def engine(self, engine: str) -> Running:
         return next(r for r in self.replicas[group_of(engine)] if engine_id(group_of(engine), r.id) == engine)
 
     # ------------------------------------------------------------------------------------------------------- rounds
 
-    def round(self, lost: bool = False, fitted_rows: int = 1) -> Decision:
+    def round(self, lost: bool = False, fitted: bool = True) -> Decision:
         """One observation and what follows; with `lost` the orders to engines are lost on the way."""
-        made = self.controller.decide(self.seen(), fitted_rows, self.fleet(), self.abilities)
+        made = self.controller.decide(self.seen(fitted), self.fleet(), self.abilities)
         for order in made.orders.engines:
             replica = self.engine(order.engine)
             if not lost and (replica.role, replica.duty) != (order.role, order.duty):

@@ -122,6 +122,28 @@ def test_a_rival_is_beaten_where_ours_is_worse_in_neither(ours, theirs, met) -> 
     assert common.against(found, "a", "b", "it").met is met
 
 
+def test_each_rival_is_compared_with_the_cheapest_pool_that_is_in_time_as_often() -> None:
+    """Pools of 0 to 20 have 60 to 80 % in time and cost 100 s and more. A rival with 62 % stands beside the pool of 4,
+    those with 50 and 60 % beside that of 0, and one with 90 % beside none.
+    """
+    shares = {"ongoing": 0.62, "latency_ratio": 0.5, "demand_rate": 0.9, "regime_rule": 0.6}
+
+    def values(name, config):
+        if config["policy"] == common.OURS:
+            return run(0.6 + config["pool"] / 100.0, 100.0 + config["pool"])
+        return run(shares[name], 200.0)
+
+    rows = {row.name: row for row in burst.compare(results(burst, values))}
+    as_good = {name: row for name, row in rows.items() if name.startswith("ours in time as often as ")}
+    assert [(row.ours, row.note.split(";")[0]) for row in as_good.values()] == [
+        (pytest.approx(-48.0), "pool of 4"),
+        (pytest.approx(-50.0), "pool of 0"),
+        (pytest.approx(-50.0), "pool of 0"),
+    ]
+    assert all(not row.aim and row.met is None for row in as_good.values())
+    assert "ours in time as often as demand_rate: engine time" not in rows
+
+
 def test_the_ratio_shifts_with_each_half() -> None:
     work = shift.work(1_000)
     assert [r.at_s for r in work] == sorted(r.at_s for r in work)

@@ -276,7 +276,7 @@ def measured(**changed: Any) -> dict[str, Any]:
         "burst": {
             "joint": {
                 "requests": [[1.0, 0.1, 0.01]],
-                "engines": [[0.0, 2, 6], [60.5, 2, 6], [61.0, 4, 6]],
+                "engines": [[0.0, 2, 6], [60.5, 2, 6], [61.0, 3, 6], [63.0, 4, 6]],
                 "lost": {},
             },
             "ended_at": "x",
@@ -296,9 +296,10 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
     assert rows["warm pool: order to first text, last engine"].met is True
     assert rows["cold pool: order to first text, last engine"].met is None
     assert rows["burst, joint: first more engines after the burst's begin"].ours == 1.0
+    assert rows["burst, joint: most serving engines after the burst's begin"].ours == 3.0
     assert rows["zero: request to first text, p50"].ours == 9.0
-    # six ready engines for a minute and a second
-    assert rows["burst, joint: engine time"].ours == pytest.approx(6.1)
+    # six ready engines for a minute and three seconds
+    assert rows["burst, joint: engine time"].ours == pytest.approx(6.3)
     assert all(row.met is not False for row in rows.values())
     assert harm(measured()) == 0
     late = {row.name: row for row in scaling_rows(measured(warm={"first_text_s": [0.5, 11.0]}))}

@@ -3,6 +3,7 @@
 import heapq
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from policies.engine_model.timing import TimingProfile
 from policies.routing.params import BadParameter
 from policies.scaling.capacity import Demand, Margins, table
-from policies.scaling.observation import Capability
+from policies.scaling.observation import Capability, Room
 
 PROFILE = TimingProfile("test", 0.0, 1e-4, 0.02, 1e-4, 1e-7, 131_072, 1e10, 0.0)
 ROOMY = Capability(PROFILE, slots=64, kv_tokens=10**9)
@@ -91,3 +92,14 @@ def test_bad_margins_are_refused() -> None:
     ):
         with pytest.raises(BadParameter):
             build()
+
+
+def test_a_colocated_engine_may_have_slots_and_kv_of_its_own() -> None:
+    """With as many as decode engines the table is the same; with fewer, colocated engines alone carry less."""
+    demand, own = Demand(200, 200, 100), Room(4, 10**9)
+    same, fewer = (table(replace(ROOMY, colocated=room), demand, 4, PLAIN) for room in (Room(64, 10**9), own))
+    alike = table(ROOMY, demand, 4, PLAIN)
+    assert np.array_equal(same.colocated, alike.colocated)
+    assert np.array_equal(fewer.decode, alike.decode)
+    assert np.array_equal(fewer.colocated, table(Capability(PROFILE, *own), demand, 4, PLAIN).colocated)
+    assert fewer.colocated[1] < 0.5 * alike.colocated[1]

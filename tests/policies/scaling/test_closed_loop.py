@@ -57,6 +57,19 @@ def test_a_burst_is_followed_and_left_behind(seed: int) -> None:
     assert fleet.late / fleet.served < 0.25
 
 
+def test_a_burst_is_followed_sooner_by_the_part_of_its_window() -> None:
+    """The burst begins a second into a window, at whose end it is seen otherwise."""
+    rates, fleets = [4.0] * 601 + [32.0] * 60, list[Fleet]()
+    for burst_part_s in (None, 2.0):
+        policy = dataclasses.replace(joint(warm_min=8), burst_part_s=burst_part_s)
+        fleets.append(Fleet(policy, prefill=2, decode=2, warm=8))
+        fleets[-1].run(rates)
+    whole, part = fleets
+    serving = [next(at_s for at_s, counts in one.changes if sum(counts) >= 8) for one in fleets]
+    assert serving[1] <= 604.0 < serving[0]
+    assert part.late < 0.75 * whole.late
+
+
 def test_no_arrivals_shrink_and_no_report_holds() -> None:
     quiet = Fleet(joint(), prefill=6, decode=6)
     quiet.run([10.0] * 300 + [0.0] * 2_000)

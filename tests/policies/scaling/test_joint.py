@@ -300,6 +300,24 @@ def test_few_requests_are_no_burst_and_many_are() -> None:
     assert policy.step(seen(4.0, engines(1, 1), 31), fleet).plan.serving.prefill == 2
 
 
+def test_the_part_of_a_window_that_has_passed_may_be_a_burst_if_it_is_asked_for() -> None:
+    """At 4/s, 12 in three seconds are the level: up to 12 + 4.75 sqrt(12) + (4.75^2 - 1) / 6 = 32 come by chance. The
+    warm engines of a burst of 32/s are ordered by its part, and a part that is too short says nothing.
+    """
+    for part_s, arrived, burst_part_s, grows in (
+        (3.0, 96, 2.0, True),
+        (3.0, 32, 2.0, False),
+        (1.0, 32, 2.0, False),
+        (3.0, 96, None, False),
+    ):
+        policy = Joint(limits=dataclasses.replace(LIMITS, warm_max=4), burst_part_s=burst_part_s)
+        now = seen(4.0, engines(2, 2, warm=4), 30)
+        now = dataclasses.replace(now, part_arrived=arrived, part_s=part_s)
+        step = policy.step(now, steady(policy, 4.0, 2, 2))
+        assert (step.plan.serving.total > 4) == grows, (part_s, arrived, burst_part_s)
+        assert [move.way for move in step.plan.moves].count(Way.ACTIVATE) == (4 if grows else 0)
+
+
 def test_where_engines_are_short_decode_keeps_no_more_than_it_fills() -> None:
     """Eight engines for 30/s of which the known lengths say that half should decode. While the decode engines hold next
     to nothing, prefill gets all but two; while they are full, decode keeps what it has.
@@ -310,3 +328,48 @@ def test_where_engines_are_short_decode_keeps_no_more_than_it_fills() -> None:
     assert policy.step(seen(30.0, idle, 30), state).plan.serving == (6, 2, 0)
     full = tuple(dataclasses.replace(e, running=14) if e.role is Role.DECODE else e for e in engines(4, 4))
     assert policy.step(seen(30.0, full, 30), state).plan.serving.decode >= 4
+
+
+FEW_DECODE = Limits(prefill_max=8, decode_max=2, budget=24)
+
+
+def test_colocated_engines_are_added_where_decode_has_all_that_its_bounds_allow() -> None:
+    """12/s and headroom need three decode engines, of 4.9, 11.5 and 18.3/s; two are allowed. One colocated engine
+    carries 2.5/s.
+    """
+    policy = Joint(limits=dataclasses.replace(FEW_DECODE, colocated_max=4))
+    step = policy.step(seen(12.0, engines(3, 2), 30), steady(policy, 12.0, 3, 2))
+    assert step.plan.serving == (3, 2, 1)
+
+
+def test_prefill_has_no_more_engines_than_what_the_bounds_of_decode_carry() -> None:
+    """30/s need eight prefill and six decode engines. Two of these carry 11.5/s, for which three prefill engines are
+    enough: the others would compute prompts that wait for decode.
+    """
+    policy = Joint(limits=FEW_DECODE)
+    step = policy.step(seen(30.0, engines(2, 2), 30), steady(policy, 30.0, 2, 2))
+    assert step.plan.serving == (3, 2, 0)
+    # streams that wait change nothing of that, and neither do decode engines that are full
+    full = tuple(dataclasses.replace(e, running=16) if e.role is Role.DECODE else e for e in engines(2, 2))
+    step = policy.step(seen(30.0, full, 30, pooled=2_000), steady(policy, 30.0, 2, 2))
+    assert step.plan.serving == (3, 2, 0)
+
+
+def test_prefill_engines_beyond_what_the_bounds_of_decode_carry_go() -> None:
+    policy = Joint(limits=FEW_DECODE, calm_s=20.0, cool_down_s=0.0)
+    state = steady(policy, 30.0, 8, 2)
+    for window in range(30, 34):
+        step = policy.step(seen(30.0, engines(8, 2), window), state)
+        state = step.state
+    assert step.plan.serving == (3, 2, 0)
+
+
+@pytest.mark.parametrize("queued", [0, 5_000])
+def test_colocated_engines_alone_grow_to_their_bound_under_any_load(queued: int) -> None:
+    """Neither 100/s nor a queue that eight engines do not serve in 30 s is a reason to have fewer."""
+    policy = Joint(limits=Limits(0, 0, 0, 0, 1, 8, budget=8))
+    state, fleet = policy.initial(), engines(0, 0, 4)
+    for window in range(3):
+        step = policy.step(seen(100.0, fleet, window, queued=queued), state)
+        state = dataclasses.replace(step.state, wanted=Counts(0, 0, 4))
+    assert step.plan.serving == (0, 0, 8)

@@ -7,8 +7,12 @@ import dataclasses
 import pytest
 
 from policies.scaling.journal import ScalingJournalError, fault_line, header_line, replay, step_line
+from policies.scaling.observation import Room
 from policies.scaling.registry import SCALING, make
 from tests.policies.scaling.fixtures import engines, seen
+
+
+ALONE = {"prefill_min": 0, "prefill_max": 0, "decode_min": 0, "decode_max": 0, "colocated_max": 9}
 
 
 def written(name: str, first: int) -> list[str]:
@@ -32,6 +36,26 @@ def test_a_journal_replays_to_the_same_plans(name: str, first: int) -> None:
     replayed = list(replay(written(name, first)))
     assert len(replayed) == 30 - first
     assert all(one.same for one in replayed)
+
+
+def test_a_journal_without_the_slots_of_colocated_engines_replays() -> None:
+    """Journals of earlier versions have no such field."""
+    lines = written("joint", 0)
+    old = [line.replace(',"colocated":null', "") for line in lines]
+    assert old[1] != lines[1]
+    assert all(one.same for one in replay(old))
+
+
+def test_the_slots_of_colocated_engines_are_written() -> None:
+    policy = make("joint", {"limits": ALONE})
+    state, found = policy.initial(), seen(20.0, engines(0, 0, 2))
+    found = dataclasses.replace(
+        found, capability=dataclasses.replace(found.capability, colocated=Room(2, 500_000))
+    )
+    step = policy.step(found, state)
+    (one,) = replay([header_line(policy, state, "1.0"), step_line(found, step)])
+    assert one.same
+    assert one.seen == found
 
 
 def test_another_plan_is_found() -> None:

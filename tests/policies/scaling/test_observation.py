@@ -14,6 +14,7 @@ from policies.scaling.observation import (
     Leads,
     Observer,
     Outcome,
+    Room,
     attainment,
 )
 from policies.state.views import Role
@@ -94,6 +95,7 @@ def test_bad_settings_are_refused() -> None:
         lambda: Leads(start_s=math.inf),
         lambda: Leads(switch_s=-1.0),
         lambda: Capability(TICK_1MS, slots=0),
+        lambda: Capability(TICK_1MS, colocated=Room(8, 0)),
         lambda: Observer(length_s=0.0),
     ):
         with pytest.raises(BadParameter):
@@ -109,3 +111,14 @@ def test_who_waits_counts_at_the_router_and_at_engines() -> None:
     )
     observation = Observer().freeze(1.0, views, CAPABILITY, queued=2, pooled=4)
     assert (observation.prompts_waiting, observation.streams_waiting) == (6, 9)
+
+
+def test_what_came_since_the_last_window_is_seen() -> None:
+    observer = Observer()
+    for at_s in (1.0, 9.0, 11.0, 12.5):
+        observer.arrived("chat", at_s, 10)
+    observer.arrived("batch", 13.0, 10)
+    seen = observer.freeze(14.0, (), CAPABILITY)
+    assert (seen.arrived, seen.part_arrived, seen.part_s) == (2, 3, 4.0)
+    seen = observer.freeze(20.0, (), CAPABILITY)
+    assert (seen.part_arrived, seen.part_s) == (0, 0.0)

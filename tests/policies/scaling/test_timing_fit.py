@@ -63,3 +63,16 @@ def test_restarts_and_idle_reports_teach_nothing() -> None:
     assert fit.added(much, much) is fit
     with pytest.raises(BadParameter, match="not finite"):
         fit.added(Totals(), dataclasses.replace(much, busy_s=math.nan))
+
+
+def test_a_fit_is_whole_once_each_kind_of_work_was_seen() -> None:
+    """A prefill engine and a decode engine know a half each, and both together all."""
+    prefill = Fit(PRIOR).added(Totals(), Totals(1.0, 4.0, 8_000.0))
+    decode = Fit(PRIOR).added(Totals(), Totals(1.0, 0.0, 0.0, 40.0, 400.0, 4e5))
+    assert not Fit(PRIOR).whole
+    assert not prefill.whole
+    assert not decode.whole
+    both = prefill.plus(decode)
+    assert both.whole
+    assert both.rows == 2
+    assert both == decode.plus(prefill)
