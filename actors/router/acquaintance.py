@@ -2,7 +2,8 @@
 
 The first read of KV from an engine waits for a handshake of NIXL, 0.3 s each time. An engine that is to serve at once
 when it is activated must have made them while it waited: those with engines from which it would read, and, if it would
-lend KV itself, those of the engines that read.
+lend KV itself, those of the engines that read. Nobody knows in which role a warm engine will serve, whatever its role
+is now, so each is taken for one that reads and for one that lends.
 """
 
 from collections.abc import Sequence
@@ -13,17 +14,19 @@ from actors.wire.messages import EngineInfo, Peers
 
 def acquaintances(infos: Sequence[EngineInfo]) -> dict[str, tuple[bytes, ...]]:
     """Returns by the id of each engine that may read KV the `kv_peer` of those from which it may, where one of the two
-    is warm. Engines that serve meet one another with their requests.
+    is warm. A warm engine may do both. Engines that serve meet one another with their requests.
     """
     # of two that serve neither need be looked at, so a fleet without warm engines costs one look at each
     lenders: dict[str, list[EngineInfo]] = {}
     for info in infos:
-        if info.kv_peer and info.role != "decode" and info.state == "ready":
+        may_lend = info.role != "decode" or info.duty == "warm"
+        if info.kv_peer and may_lend and info.state == "ready":
             lenders.setdefault(info.group, []).append(info)
     warm = {group: [info for info in some if info.duty == "warm"] for group, some in lenders.items()}
     found: dict[str, tuple[bytes, ...]] = {}
     for reader in infos:
-        if not reader.kv_peer or reader.role == "prefill" or reader.state != "ready":
+        may_read = reader.role != "prefill" or reader.duty == "warm"
+        if not reader.kv_peer or not may_read or reader.state != "ready":
             continue
         some = (lenders if reader.duty == "warm" else warm).get(reader.group, ())
         peers = tuple([lender.kv_peer for lender in some if lender.id != reader.id])

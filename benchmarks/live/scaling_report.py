@@ -22,6 +22,8 @@ PREWARMED_TIMES = 5.0
 
 STEPS = ("reserve", "process", "imports", "core", "weights", "post-load", "announce", "first token")
 """The steps of a start in order, as `benchmarks.live.scaling_steps` takes them apart."""
+EVICTED = ("cold", "read ahead")
+"""The ways to start that begin without the weights in the page cache."""
 
 
 # -------------------------------------------------------------------------------------------------------- sim engines
@@ -255,6 +257,10 @@ def _starts(runs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         for step, took_s in steps.items():
             yield Row(f"start, {way}: {step}", None, took_s, "s")
         yield Row(f"start, {way}: order to first token", None, sum(steps.values()), "s")
+        if way in EVICTED:
+            # what a process has mapped is not dropped, and such a start is none without the page cache
+            share = max(run["cached_share"] for run in runs if run["way"] == way)
+            yield Row(f"start, {way}: weights in the page cache before, most", None, 100.0 * share, "%")
     base = means.get("page cache")
     for way, least, aim in (
         ("overlapped", 1.0 - OVERLAPPED_LESS, "at most 0.65 of the start one after the other"),

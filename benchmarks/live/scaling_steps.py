@@ -16,7 +16,7 @@ drain       Two prefill engines hold prompts that wait for the few slots of one 
             stopped by an order. All requests must be served, without a repeated attempt and without an expired lease.
 starts      One colocated engine serves, and a second one is started, and stopped again, several times each way:
               page cache   the weights are in the page cache
-              cold         they are not (`posix_fadvise`); the share that stayed in it is kept in the result
+              cold         they are not (`posix_fadvise`); the largest share that stayed in it is a row of the result
               overlapped   as `page cache`, and replica and engine core import at the same time
               read ahead   as `overlapped`, with weights that are not in the page cache before the start, and are read
                            during its imports
@@ -491,8 +491,6 @@ START_WAYS: tuple[tuple[dict[str, Any], int, tuple[str, ...]], ...] = (
     ({**PLAIN, "weights_from": "peer"}, 0, ("peer",)),
 )
 """Options of the engines, the number of pre-warmed processes, and the ways that engines are started with them."""
-EVICTED = ("cold", "read ahead")
-"""The ways that begin without the weights in the page cache."""
 
 
 def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
@@ -504,7 +502,7 @@ def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
                 for way in ways:
                     if prewarmed:
                         made.fleet.wait(lambda: waiting(made) >= 1, "a pre-warmed process waits", START_S)
-                    (evict if way in EVICTED else read_whole)(folder)
+                    (evict if way in report.EVICTED else read_whole)(folder)
                     runs.append(one_start(made, server, way, {"c active": 1}))
                     total_s = sum(runs[-1]["steps"].values())
                     say(

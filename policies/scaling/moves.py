@@ -1,7 +1,9 @@
 """From wanted counts to the moves of single engines.
 
-Roles that have too many engines give them to roles that have too few (switch); then warm engines are activated. With
-`missing` serving engines after that, `idle` warm ones left, `starting` ones and `leaving` ones:
+Roles that have too many engines give them to roles that have too few (switch); then warm engines are activated. A warm
+engine keeps its role where that one is missing, because engines of other roles may have other options; so a switch goes
+first to a role that no warm engine has. With `missing` serving engines after that, `idle` warm ones left, `starting`
+ones and `leaving` ones:
 
     lack = missing + warm - idle - starting - leaving
     lack > 0   that many are started; they become warm, and are activated when they are ready
@@ -9,6 +11,8 @@ Roles that have too many engines give them to roles that have too few (switch); 
 
 The moves are those that are missing now, so the same plan without any change in the fleet has the same moves.
 """
+
+from collections.abc import Sequence
 
 from policies.scaling.base import Counts, Move, Way, serving_now
 from policies.scaling.observation import Duty, EngineView, Observation
@@ -25,12 +29,16 @@ def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
     missing = [role for role in ROLES for _ in range(serving.of(role) - now.of(role))]
     idle = first_to_activate(seen.with_duty(Duty.WARM))
     starting = len(seen.with_duty(Duty.STARTING))
-    switched, activated = min(len(missing), len(leaving)), 0
+    in_own_role, others = _in_own_role(idle, missing)
+    missing = [*others, *(e.role for e in in_own_role)]
     found = [Move(Way.SWITCH, e.engine, role) for e, role in zip(leaving, missing, strict=False)]
-    missing, leaving = missing[switched:], leaving[switched:]
-    activated = min(len(missing), len(idle))
-    found += [Move(Way.ACTIVATE, e.engine, role) for e, role in zip(idle, missing, strict=False)]
-    missing, idle = missing[activated:], idle[activated:]
+    missing, leaving = missing[len(found) :], leaving[len(found) :]
+    in_own_role, missing = _in_own_role(idle, missing)
+    idle = [e for e in idle if e not in in_own_role]
+    in_another = list(zip(idle, missing, strict=False))
+    found += [Move(Way.ACTIVATE, e.engine, e.role) for e in in_own_role]
+    found += [Move(Way.ACTIVATE, e.engine, role) for e, role in in_another]
+    missing, idle = missing[len(in_another) :], idle[len(in_another) :]
     lack = len(missing) + warm - len(idle) - starting - len(leaving)
     if lack > 0:
         roles = (missing + [Role.DECODE if serving.decode else Role.COLOCATED] * lack)[:lack]
@@ -41,6 +49,20 @@ def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
     # The warm ones that would be activated last stop first.
     found += [Move(Way.STOP, e.engine, e.role) for e in idle[::-1][: max(0, -lack - len(stopped))]]
     return tuple(found)
+
+
+def _in_own_role(
+    idle: Sequence[EngineView], missing: Sequence[Role]
+) -> tuple[list[EngineView], list[Role]]:
+    """Returns the first of the `idle` engines whose own roles are missing, and the roles that are missing without them,
+    both in their order.
+    """
+    found, left = [], list(missing)
+    for engine in idle:
+        if engine.role in left:
+            left.remove(engine.role)
+            found.append(engine)
+    return found, left
 
 
 def _too_many(seen: Observation, now: Counts, serving: Counts) -> list[EngineView]:

@@ -1,8 +1,9 @@
-"""Sets a number of replicas past the autoscaler, as somebody else who reaches Serve's controller may.
+"""Sets numbers of replicas past the autoscaler, as somebody else who reaches Serve's controller may.
 
-    python -m tests.live.outside ADDRESS DEPLOYMENT NUMBER
+    python -m tests.live.outside ADDRESS
 
-ADDRESS is that of the control process of the application's Ray.
+ADDRESS is that of the control process of the application's Ray. The program prints `ready` once it has joined that Ray.
+Then each line of its input, `DEPLOYMENT NUMBER`, is one call, after which it prints `done`.
 """
 
 import sys
@@ -12,12 +13,17 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 
-def main(address: str, deployment: str, number: int) -> None:
+def main(address: str) -> None:
     ray.init(address=address, log_to_driver=False, namespace=SERVE_NAMESPACE)
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    ray.get(controller.update_deployment_replicas.remote(DeploymentID(deployment, "sluice"), number))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        deployment, number = line.split()
+        changed = controller.update_deployment_replicas.remote(DeploymentID(deployment, "sluice"), int(number))
+        ray.get(changed)
+        print("done", flush=True)
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1])

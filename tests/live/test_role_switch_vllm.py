@@ -1,5 +1,6 @@
 """Real vLLM engines change their roles and duties in the whole application while streams run: the two engines of a pair
-change places and back, and a warm one is activated. Each text is the one that an undisturbed stream has.
+change places and back, directly and over colocated, and a warm one is activated. Each text is the one that an
+undisturbed stream has.
 
 The application has no autoscaler, so the orders are an administrator's; an autoscaler's are the same to an engine.
 """
@@ -222,15 +223,38 @@ def test_streams_go_on_while_engines_change_places_and_a_warm_one_is_activated(
     assert way(app, one.request_id) == [d, p]
     assert way(app, short(app)) == [p, d]
 
+    # the decode engine becomes colocated while it decodes, and serves alone while the other one is warm
+    with under_way(app, undisturbed) as one:
+        order(app, d, role="colocated")
+        order(app, p, role="colocated", duty="warm")
+        alone = short(app)
+    assert way(app, one.request_id) == [p, d]
+    assert way(app, alone) == [d]
+    whole = Answer()
+    stream(app, whole, 32)
+    assert way(app, whole.request_id) == [d]
+    assert_same(whole.tokens, undisturbed[:32])
+
+    # both go on to the other role, and come back while one of them decodes, `d` over colocated
+    order(app, p, role="decode", duty="active")
+    order(app, d, role="prefill")
+    with under_way(app, undisturbed) as one:
+        order(app, d, role="colocated")
+        order(app, d, role="decode")
+        order(app, p, role="prefill")
+    assert way(app, one.request_id) == [d, p]
+    assert way(app, short(app)) == [p, d]
+
     home = {p: ("prefill", "active", 0), d: ("decode", "active", 0)}
     app.wait_idle()
     app.wait(lambda status: seen(status) == home, "both engines are idle and have their roles again")
-    # `p` decoded the last two streams; `d` decoded the two before and the last request
-    expected = [transfers[0] + 2, transfers[1] + 3]
+    # `p` decoded the three streams of [d, p]; `d` decoded the first two streams, the one before it served alone, and
+    # the two short requests of [p, d]
+    expected = [transfers[0] + 3, transfers[1] + 5]
     app.wait(
         lambda _: pulled("transfers") == expected,
-        "each request but one moved KV to the engine that decoded it",
+        "each request but those of one engine moved KV to the engine that decoded it",
     )
     block = APP_BLOCK * KV_TOKEN_BYTES
-    assert pulled("transfer_bytes") == [moved[0] + 2 * block, moved[1] + 3 * block]
+    assert pulled("transfer_bytes") == [moved[0] + 3 * block, moved[1] + 5 * block]
     assert app.metric("sluice_kv_transfer_failures_total") == failures

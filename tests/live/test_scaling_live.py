@@ -1,5 +1,6 @@
 """The autoscaler in the whole application on sim engines: replicas grow and shrink by hand under load without a failed
-request, an autoscaler that is killed goes on where the other was, and the command shows what would be done.
+request, an autoscaler that is killed goes on where the other was, the command shows what would be done, and no
+placement group is left over.
 """
 
 import json
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,13 @@ JOINABLE = {
     "RAY_AUTH_MODE": "disabled",
 }
 """Environment of an application whose Ray other programs of these tests join."""
+SEATS = 4
+"""Decode engines for which the node has room: each takes one of a resource of this name."""
 
 
 def scaled(journal: Path) -> Any:
     """Returns a change of the configuration: one prefill and two decode engines, one of these warm. All sleep when
-    nothing comes.
+    nothing comes. There may be one decode engine more than the node has room for.
     """
 
     def change(args: dict[str, Any]) -> None:
@@ -46,8 +51,8 @@ def scaled(journal: Path) -> Any:
                 "role": "decode",
                 **small,
                 "options": steps,
-                "scaling": {"min": 0, "max": 4, "warm": 1},
-                "placement_group_bundles": [{"CPU": 0.02}],
+                "scaling": {"min": 0, "max": SEATS + 1, "warm": 1},
+                "placement_group_bundles": [{"CPU": 0.02, "seat": 1}],
             },
         ]
         args["scaling"] = {
@@ -73,7 +78,8 @@ def file(tmp_path_factory: pytest.TempPathFactory, journal: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def app(file: Path) -> Iterator[App]:
-    with serving(file, environment=JOINABLE) as running:
+    seats = {"RAY_OVERRIDE_RESOURCES": json.dumps({"seat": SEATS})}
+    with serving(file, environment=JOINABLE | seats) as running:
         yield running
 
 
@@ -81,6 +87,12 @@ def scaling(app: App) -> dict[str, Any]:
     answer = app.http.get(app.url + SCALE)
     answer.raise_for_status()
     told: dict[str, Any] = answer.json()
+    return told
+
+
+def group(app: App, name: str) -> dict[str, Any]:
+    """Returns what the autoscaler says of one group."""
+    told: dict[str, Any] = next(one for one in scaling(app)["groups"] if one["name"] == name)
     return told
 
 
@@ -206,11 +218,12 @@ def test_replicas_grow_and_shrink_under_load_and_an_autoscaler_may_die(app: App,
     app.wait_idle()
     assert psutil.pid_exists(app.replica_pid("Autoscaler"))
     app.wait(lambda _: len(app.replica_pids("DEngine")) == 2, "no replica is left behind")
+    wait_placement_groups(app, 2)
 
     assert "mode      auto" in command(app, "auto")
     refused = app.http.put(app.url + SCALE, json={"counts": {"d": 9}})
     assert refused.status_code == 400
-    assert "1..4, the bounds in engines.d.scaling" in refused.json()["error"]["message"]
+    assert f"1..{SEATS + 1}, the bounds in engines.d.scaling" in refused.json()["error"]["message"]
 
     files = [str(path) for path in sorted(journal.iterdir())]
     # one for each life of the autoscaler
@@ -247,35 +260,82 @@ def test_plans_go_on_past_a_killed_controller_and_router_and_replicas_that_die_o
     assert set(load.texts) == {undisturbed}
     app.wait_idle()
     app.wait(lambda _: len(app.replica_pids("DEngine")) == 2, "no replica is left behind")
+    wait_placement_groups(app, 2)
     command(app, "auto")
 
 
 @pytest.mark.nightly
 def test_numbers_that_somebody_else_sets_are_adopted_and_outlast_a_deploy(app: App, file: Path) -> None:
-    """A deploy with changed arguments sets the file's numbers again, which are those of the start."""
+    """Somebody else sets a number while a replica starts that an administrator has ordered, and another number while a
+    deploy runs. The deploy has changed arguments, so it sets the file's numbers again, which are those of the start.
+    """
     wait_awake(app)
     undisturbed = stream(app, 40)
-    with Load(app, 6, 40) as load:
-        joined(app, "tests.live.outside", ray_of(app), "DEngine", "3")
-        app.wait(at_rest(app, p_active=1, d_active=2, d_warm=1), "what somebody else has set is reached")
-        assert (scaling(app)["mode"], scaling(app)["by"]) == ("manual", "somebody else")
+    with Load(app, 6, 40) as load, outsider(app) as set_number, ThreadPoolExecutor(1) as pool:
+        ordered = app.http.put(app.url + SCALE, json={"counts": {"p": 2}})
+        assert ordered.status_code == 200, ordered.text
+        app.wait(lambda _: group(app, "p")["replicas"] == 2, "another prefill engine is asked for")
+        set_number("DEngine", 3)
+        app.wait(lambda _: scaling(app)["by"] == "somebody else", "what somebody else has set is adopted")
+        app.wait(at_rest(app, p_active=2, d_active=2, d_warm=1), "both numbers are reached")
+        assert scaling(app)["mode"] == "manual"
 
         autoscaler = app.replica_pid("Autoscaler")
         changed = file.with_name("changed.yaml")
         changed.write_text(file.read_text().replace("sleep_after_s: 12", "sleep_after_s: 13"))
         ports = ["--port", app.url.rpartition(":")[2], "--http-port", app.serve_url.rpartition(":")[2]]
-        joined(
-            app, "benchmarks.watching.redeploy", "--address", ray_of(app), "--config", str(changed), *ports
-        )
+        module = ("benchmarks.watching.redeploy", "--address", ray_of(app), "--config", str(changed))
+        deploy = pool.submit(joined, *module, *ports)
         app.wait(
-            lambda _: app.replica_pids("Autoscaler") not in ([], [autoscaler]), "another autoscaler is there"
+            lambda _: autoscaler not in app.replica_pids("Autoscaler") or deploy.done(), "the deploy has begun"
         )
-        app.wait(at_rest(app, p_active=1, d_active=2, d_warm=1), "the numbers are reached after the deploy")
+        set_number("DEngine", 4)
+        deploy.result(PATIENCE_S)
+        assert app.replica_pids("Autoscaler") not in ([], [autoscaler])
+        app.wait(at_rest(app, p_active=2, d_active=3, d_warm=1), "the numbers are reached after the deploy")
         assert scaling(app)["by"] == "somebody else"
+        command(app, "p=1", "d=1")
+        app.wait(at_rest(app, p_active=1, d_active=1, d_warm=1), "the counts are reached on the way down")
     assert load.errors == []
     assert set(load.texts) == {undisturbed}
+    wait_placement_groups(app, 2)
     command(app, "auto")
     app.wait_idle()
+
+
+def test_a_replica_without_a_place_is_taken_back_once_it_is_not_needed(app: App) -> None:
+    """The node has room for `SEATS` decode engines, and one more is asked for. It goes when one less is ordered, and
+    when the order ends and the policy wants less; its placement group goes with it.
+    """
+    wait_awake(app)
+    undisturbed = stream(app, 40)
+
+    def waits_for_a_seat(status: dict[str, Any]) -> bool:
+        own = group(app, "d")
+        waits = (own["replicas"], own["starting"]) == (SEATS + 1, 1)
+        return waits and bool(at_rest(app, p_active=1, d_active=SEATS)(status))
+
+    command(app, f"d={SEATS}")
+    app.wait(waits_for_a_seat, "every seat is taken, and one engine more is awaited")
+    placed = sorted(app.replica_pids("DEngine"))
+    assert len(placed) == SEATS
+    wait_placement_groups(app, SEATS + 1)
+    assert stream(app, 40) == undisturbed
+
+    command(app, f"d={SEATS - 1}")
+    app.wait(at_rest(app, p_active=1, d_active=SEATS - 1, d_warm=1), "one engine is warm again")
+    wait_placement_groups(app, SEATS)
+    assert sorted(app.replica_pids("DEngine")) == placed
+
+    command(app, f"d={SEATS}")
+    app.wait(waits_for_a_seat, "one engine more is awaited again")
+    command(app, "auto")
+    wait_awake(app)
+    # nothing sleeps while numbers rule
+    command(app, "d=1")
+    wait_placement_groups(app, 2)
+    app.wait(at_rest(app, p_active=1, d_active=1, d_warm=1), "as many as at first")
+    command(app, "auto")
 
 
 def ray_of(app: App) -> str:
@@ -285,8 +345,8 @@ def ray_of(app: App) -> str:
     return next(word.removeprefix(mark) for word in words if word.startswith(mark))
 
 
-def joined(app: App, *module_and_arguments: str) -> None:
-    """Runs a program that joins the application's Ray."""
+def joined(*module_and_arguments: str) -> str:
+    """Runs a program that joins the application's Ray, and returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", *module_and_arguments],
         env={**os.environ, **JOINABLE},
@@ -296,6 +356,37 @@ def joined(app: App, *module_and_arguments: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def outsider(app: App) -> Iterator[Callable[[str, int], None]]:
+    """A context with somebody who has joined the application's Ray and sets a deployment's number of replicas."""
+    run = [sys.executable, "-m", "tests.live.outside", ray_of(app)]
+    with subprocess.Popen(
+        run, env={**os.environ, **JOINABLE}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        to, answers = process.stdin, process.stdout
+
+        def wait_for(word: str) -> None:
+            assert any(line.strip() == word for line in answers), f"tests.live.outside ended before {word!r}"
+
+        def set_number(deployment: str, number: int) -> None:
+            print(deployment, number, file=to, flush=True)
+            wait_for("done")
+
+        wait_for("ready")
+        yield set_number
+
+
+def wait_placement_groups(app: App, number: int) -> None:
+    """Waits until the application's Ray has this number of placement groups: one for each decode replica."""
+
+    def counted(_: dict[str, Any]) -> bool:
+        return int(joined("benchmarks.chaos.placement", ray_of(app)).split()[-1]) == number
+
+    app.wait(counted, f"there are {number} placement groups")
 
 
 def test_an_idle_application_has_no_engine_and_the_next_request_wakes_it(app: App) -> None:
@@ -311,6 +402,7 @@ def test_an_idle_application_has_no_engine_and_the_next_request_wakes_it(app: Ap
     app.wait(
         lambda _: not app.replica_pids("DEngine") and not app.replica_pids("PEngine"), "no replica is left"
     )
+    wait_placement_groups(app, 0)
     assert app.http.get(app.url + "/health/ready").status_code == 200
     assert app.http.get(app.url + "/v1/models").json()["data"][0]["max_model_len"]
     assert "engines   asleep" in command(app)

@@ -25,11 +25,14 @@ SERVING = [info("p1", "prefill"), info("d1", "decode")]
     [
         # engines that serve meet with their first request
         (SERVING, {}),
-        # a warm reader meets those that lend, and no other reader
-        ([*SERVING, WARM_DECODE], {"d2": (b"p1",)}),
-        # those that read meet a warm lender
-        ([*SERVING, WARM_PREFILL], {"d1": (b"p2",)}),
-        ([*SERVING, WARM_DECODE, WARM_PREFILL], {"d1": (b"p2",), "d2": (b"p1", b"p2")}),
+        # a warm engine may be activated in either role: it meets those that lend, and those that read meet it
+        ([*SERVING, WARM_DECODE], {"d1": (b"d2",), "d2": (b"p1",)}),
+        ([*SERVING, WARM_PREFILL], {"d1": (b"p2",), "p2": (b"p1",)}),
+        # two of them may be activated at once, each in the other's role
+        (
+            [*SERVING, WARM_DECODE, WARM_PREFILL],
+            {"d1": (b"d2", b"p2"), "d2": (b"p1", b"p2"), "p2": (b"p1", b"d2")},
+        ),
         # a colocated engine lends and reads, but not from itself
         ([info("c1", "colocated", "warm"), info("c2", "colocated")], {"c1": (b"c2",), "c2": (b"c1",)}),
         # KV never crosses groups

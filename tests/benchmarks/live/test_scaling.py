@@ -512,10 +512,10 @@ def test_weights_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
 
 def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
     runs = [
-        {"way": "cold", "steps": {"imports": 10.0, "weights": 8.0}},
-        {"way": "page cache", "steps": {"imports": 10.0, "weights": 2.0}},
-        {"way": "cold", "steps": {"imports": 12.0, "weights": 8.0}},
-        {"way": "warm", "steps": {"first token": 0.5}},
+        {"way": "cold", "cached_share": 0.0, "steps": {"imports": 10.0, "weights": 8.0}},
+        {"way": "page cache", "cached_share": 1.0, "steps": {"imports": 10.0, "weights": 2.0}},
+        {"way": "cold", "cached_share": 0.25, "steps": {"imports": 12.0, "weights": 8.0}},
+        {"way": "warm", "cached_share": 1.0, "steps": {"first token": 0.5}},
     ]
     assert mean_steps(runs)["cold"] == {"imports": 11.0, "weights": 8.0}
     parts: dict[str, Any] = {
@@ -532,6 +532,11 @@ def test_rows_and_picture_of_starts(tmp_path: Path) -> None:
     }
     rows = {row.name: row for row in steps_rows({"parts": parts})}
     assert rows["start, cold: order to first token"].ours == 19.0
+    # one of the two was not cold
+    assert rows["start, cold: weights in the page cache before, most"].ours == 25.0
+    assert [name for name in rows if "page cache before" in name] == [
+        "start, cold: weights in the page cache before, most"
+    ]
     assert rows["start, warm: order to first token"].ours == 0.5
     assert all(row.met is not False for row in rows.values())
     draw(runs, tmp_path, "steps")

@@ -10,7 +10,7 @@ from policies.scaling.observation import Duty, EngineView
 from policies.state.views import Role
 from tests.policies.scaling.fixtures import engines, seen
 
-P, D = Role.PREFILL, Role.DECODE
+P, D, C = Role.PREFILL, Role.DECODE, Role.COLOCATED
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,55 @@ def test_the_nearest_is_activated_and_the_idlest_leaves() -> None:
     busy = [dataclasses.replace(e, running=3) for e in engines(2, 0)[:1]]
     made = moves(seen(1.0, (*busy, *engines(2, 1)[1:])), Counts(1, 1), 0)
     assert [(move.way, move.engine) for move in made] == [(Way.STOP, "p1")]
+
+
+def warm(name: str, since_s: float, distance: float = 0.0) -> EngineView:
+    """A warm engine whose role its name's first letter tells."""
+    role = {"p": P, "d": D}[name[0]]
+    return EngineView(name, role, Duty.WARM, since_s=since_s, distance=distance)
+
+
+@pytest.mark.parametrize(
+    ("now", "idle", "wanted", "expected"),
+    [
+        # the engine of the missing role, although another one is nearer and older
+        ((1, 1), [warm("p-1", 1.0), warm("d-2", 5.0, 1.0)], (1, 2), [(Way.ACTIVATE, "d-2", D)]),
+        ((1, 1), [warm("d-1", 1.0), warm("p-2", 5.0, 1.0)], (2, 1), [(Way.ACTIVATE, "p-2", P)]),
+        # both roles are missing: none crosses, whichever is the older
+        (
+            (1, 1),
+            [warm("d-1", 1.0), warm("p-2", 5.0)],
+            (2, 2),
+            [(Way.ACTIVATE, "d-1", D), (Way.ACTIVATE, "p-2", P)],
+        ),
+        # of those with the role the nearest, then the oldest
+        (
+            (1, 1),
+            [warm("d-1", 1.0, 1.0), warm("p-2", 0.0), warm("d-3", 5.0), warm("d-4", 4.0)],
+            (1, 3),
+            [(Way.ACTIVATE, "d-4", D), (Way.ACTIVATE, "d-3", D)],
+        ),
+        # an engine of another role where none has it, after those that have theirs
+        (
+            (1, 1),
+            [warm("p-1", 1.0), warm("d-2", 5.0)],
+            (1, 3),
+            [(Way.ACTIVATE, "d-2", D), (Way.ACTIVATE, "p-1", D)],
+        ),
+        # what is started has the role that is left
+        ((1, 1), [warm("d-1", 1.0)], (2, 2), [(Way.ACTIVATE, "d-1", D), (Way.START, "", P)]),
+        # an engine that switches leaves the role of the warm one to that one
+        ((1, 1, 1), [warm("p-1", 1.0)], (2, 2), [(Way.SWITCH, "c0", D), (Way.ACTIVATE, "p-1", P)]),
+        # as many switch as before: with two of them the warm one is not needed
+        ((1, 1, 2), [warm("p-1", 1.0)], (2, 2), [(Way.SWITCH, "c0", D), (Way.SWITCH, "c1", P)]),
+    ],
+)
+def test_a_warm_engine_is_activated_in_its_own_role_first(
+    now: tuple[int, ...],
+    idle: list[EngineView],
+    wanted: tuple[int, int],
+    expected: list[tuple[Way, str, Role]],
+) -> None:
+    kept = len(idle) - sum(way is Way.ACTIVATE for way, _, _ in expected)
+    made = moves(seen(1.0, (*engines(*now), *idle)), Counts(*wanted), kept)
+    assert made == tuple(Move(*one) for one in expected)
