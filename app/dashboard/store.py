@@ -97,6 +97,10 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def _restore(self) -> str:
+        return f"`sluice experiment restore --runs {self.folder}`"
+
     def path(self, run_id: str) -> Path:
         """Returns the folder of a run. Raises RunError for a name that no run can have, and for a run that is not."""
         if not _RUN_ID.fullmatch(run_id):
@@ -160,7 +164,7 @@ class RunStore:
             left = (path.parent / BEFORE).exists()
             found["state"] = "failed"
             found["message"] = "its process has died" + (
-                "; what it changed is not put back yet: `sluice experiment restore` does that" if left else ""
+                f"; what it changed is not put back yet: {self._restore} does that" if left else ""
             )
         return found
 
@@ -188,7 +192,7 @@ class RunStore:
         if (path / BEFORE).exists():
             raise RunError(
                 409,
-                f"run {run_id} has not put back what it changed: `sluice experiment restore` does that",
+                f"run {run_id} has not put back what it changed: {self._restore} does that",
             )
         try:
             shutil.rmtree(path)
