@@ -181,7 +181,7 @@ class DashboardConfig(Strict):
     A key is always needed. `viewer_keys` may look (SLUICE_VIEWER_KEYS in its environment adds to them), and
     `admin_keys`, or else SLUICE_ADMIN_KEYS, may change things, too; so may the keys of the ingress. Where none are
     configured, it makes one at its start, as the ingress does (`app.admin_key`). A browser reaches it by an address,
-    as localhost, or by one of the names in `hosts`. A login lasts for `session_s`. The audit log lies in `folder`.
+    as localhost, or by one of the names in `hosts`. A login lasts for `session_s`. Audit log and runs lie in `folder`.
     `experiments` are fields of `app.dashboard.store.RunsConfig`.
     """
 

@@ -732,10 +732,13 @@ class Run(Result):
 
 
 class Experiments(Result):
-    """The shipped plans (`name`, `summary`, `text`), all runs, the one that runs, and what runs may not exceed."""
+    """The shipped plans (`name`, `summary`, `text`), all runs with the `folder` on the server's machine in which they
+    lie, the one that runs, and what runs may not exceed.
+    """
 
     shipped: list[dict[str, Any]] = Field(default_factory=list)
     runs: list[Run] = Field(default_factory=list)
+    folder: str | None = None
     running: Run | None = None
     bounds: dict[str, Any] = Field(default_factory=dict)
 

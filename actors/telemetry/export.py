@@ -9,7 +9,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -166,19 +166,44 @@ class Exports:
             batch, going_on = self._next_batch()
             if not batch:
                 continue
-            result: Result = "failed"
-            try:
-                scribe = Scribe(self._tracer, self._wall_ns(), self._ids)
-                for write in batch:
-                    write(scribe)
-                if self._exporter.export(self._collects.ended) is SpanExportResult.SUCCESS:
-                    result = "exported"
-            except Exception:
-                # a bug, or a collector that answers nonsense: requests are served all the same
-                log.exception("traces of %d requests are lost", len(batch))
+            made = self._make(batch)
+            if made < len(batch):
+                self._count("failed", len(batch) - made)
+            if made:
+                self._count(self._send(made), made)
             self._collects.ended = []
-            self._count(result, len(batch))
         self._exporter.shutdown()
+
+    def _make(self, batch: Sequence[Callable[[Scribe], None]]) -> int:
+        """Makes the spans of a batch; returns of how many requests they could be made. What a failed one has made until
+        then is no whole trace and is dropped, and the others go on.
+        """
+        scribe = Scribe(self._tracer, self._wall_ns(), self._ids)
+        made = 0
+        failure: Exception | None = None
+        for write in batch:
+            ended = len(self._collects.ended)
+            try:
+                write(scribe)
+                made += 1
+            except Exception as error:
+                failure = error
+                del self._collects.ended[ended:]
+                self._ids.drawn = None
+        if failure is not None:
+            # a bug: requests are served all the same
+            log.error("no traces can be made of %d requests", len(batch) - made, exc_info=failure)
+        return made
+
+    def _send(self, requests: int) -> Result:
+        """Sends the spans that were made, of this number of requests."""
+        try:
+            if self._exporter.export(self._collects.ended) is SpanExportResult.SUCCESS:
+                return "exported"
+        except Exception:
+            # a bug, or a collector that answers nonsense
+            log.exception("traces of %d requests are lost", requests)
+        return "failed"
 
     def _next_batch(self) -> tuple[list[Callable[[Scribe], None]], bool]:
         """Waits for something to write and returns it with what follows soon, and whether there may be more."""

@@ -114,5 +114,7 @@ class Answered(NamedTuple):
 
     @property
     def is_bad(self) -> bool:
-        """Whether the server failed the request or missed an objective of it; traces of such are always kept."""
+        """Whether the server failed the request or missed an objective of it; traces of such are always kept. A refusal
+        (429) of a request without an objective is not bad in this sense (docs/operations.md, section Traces).
+        """
         return self.status >= 500 or any(result not in (None, "met") for result in self.kept.results)

@@ -22,7 +22,7 @@ Role = Literal["viewer", "admin"]
 
 COOKIE = "sluice_session"
 TRIES = 10
-"""Wrong keys from one address within `TRIES_S`, above which it has to wait."""
+"""Wrong keys from one address within `TRIES_S`, above which further wrong ones are refused as too many."""
 TRIES_S = 60.0
 MOST_ADDRESSES = 1024
 MOST_LOGOUTS = 4096
@@ -94,23 +94,24 @@ class Sessions:
         return role, cookie, self._token(number)
 
     def role_of_key(self, key: str, address: str) -> Role:
-        """Returns the role that a key gives. Raises Refusal 401, or 429 after many wrong keys from one address."""
-        tried = self._tries.get(address)
-        if tried is not None:
-            while tried and tried[0] < self._now_s() - TRIES_S:
-                tried.popleft()
-            if len(tried) >= TRIES:
-                raise Refusal(
-                    429, f"{TRIES} wrong keys within {TRIES_S:.0f} s: wait a minute, then try again"
-                )
+        """Returns the role that a key gives. Raises Refusal 401 for a wrong one, or 429 after many from one address.
+
+        A right key is taken whatever else comes from its address: a program with an old key, or others behind the same
+        proxy, must not lock an administrator out. So the limit keeps nobody from guessing on; keys at random do.
+        """
         role = self._keys.role_of(key)
-        if role is None:
-            self._tries.setdefault(address, deque()).append(self._now_s())
-            self._tries.move_to_end(address)
-            if len(self._tries) > MOST_ADDRESSES:
-                self._tries.popitem(last=False)
-            raise Refusal(401, f"this is none of the keys: {self._keys.where()}")
-        return role
+        if role is not None:
+            return role
+        tried = self._tries.setdefault(address, deque())
+        self._tries.move_to_end(address)
+        if len(self._tries) > MOST_ADDRESSES:
+            self._tries.popitem(last=False)
+        while tried and tried[0] < self._now_s() - TRIES_S:
+            tried.popleft()
+        if len(tried) >= TRIES:
+            raise Refusal(429, f"{TRIES} wrong keys within {TRIES_S:.0f} s: wait a minute, then try again")
+        tried.append(self._now_s())
+        raise Refusal(401, f"this is none of the keys: {self._keys.where()}")
 
     def who(self, cookie: str | None, authorization: str | None, address: str) -> Who:
         """Returns the caller of a request by its key or its session. Raises Refusal 401 without either, or if it has

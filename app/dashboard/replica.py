@@ -87,6 +87,7 @@ class Dashboard:
         self._runs: Runs | None = None
         self._whatif: WhatIf | None = None
         more: list[Route] = []
+        runs = runs.within(settings.folder)
         url = runs.url or (ingress.url if ingress.port else None)
         if url is not None:
             key = key_for_runs(ingress.port, ingress_keys, wire.secret())
@@ -147,8 +148,12 @@ class DashboardReplica:
 
 
 def folder_of(config: DashboardConfig) -> Path:
-    """Returns where the audit log and runs lie: the configured folder, or one of this user and port."""
-    return Path(config.folder) if config.folder is not None else user_folder() / f"dashboard-{config.port}"
+    """Returns where the audit log and runs lie: the configured folder, or one of this user and port.
+
+    The path is absolute, because commands about runs work in another folder.
+    """
+    found = Path(config.folder) if config.folder is not None else user_folder() / f"dashboard-{config.port}"
+    return found.absolute()
 
 
 def keys_of(

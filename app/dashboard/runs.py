@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.dashboard.commands import MOST_ERROR_BYTES, Access, Commands, drained, end, said, spawn
-from app.dashboard.store import BEFORE, RunError, RunsConfig
+from app.dashboard.store import BEFORE, RunError, RunsConfig, RunStore, default_folder, same_server
 
 log = logging.getLogger("ray.serve.dashboard")
 
@@ -71,7 +71,7 @@ class Runs:
     # ------------------------------------------------------------------------------------------------------- reading
 
     async def all(self) -> dict[str, Any]:
-        """Returns the shipped files, all runs, the one that runs, and the bounds."""
+        """Returns the shipped files, all runs with their folder, the one that runs, and the bounds."""
         if self._shipped is None:
             self._shipped = await self._commands.ask_json(
                 ["experiment", "list", "--shipped", "--json"], ANSWER_S
@@ -80,6 +80,7 @@ class Runs:
         return {
             "shipped": self._shipped,
             "runs": runs,
+            "folder": str(self.store.folder),
             "running": next((run for run in runs if run["state"] == "running"), None),
             "bounds": {
                 "rate_per_s": self.config.rate_per_s,
@@ -151,7 +152,20 @@ class Runs:
         return await asyncio.to_thread(self.store.shown, self.run_id)
 
     def _running(self) -> str | None:
-        return next((str(run["id"]) for run in self.store.all() if run["state"] == "running"), None)
+        """Returns the experiment that runs: one of this folder, or one of a command on this application."""
+        here = next((str(run["id"]) for run in self.store.all() if run["state"] == "running"), None)
+        return self._of_a_command() if here is None else here
+
+    def _of_a_command(self) -> str | None:
+        """Returns the experiment that a command runs on this application in its own default folder, if there is one."""
+        commands = RunStore(default_folder())
+        try:
+            runs = [commands.read(run_id) for run_id in commands.ids()]
+        except RunError:
+            # that folder cannot be read, or a run was deleted meanwhile
+            return None
+        mine = (run for run in runs if run["state"] == "running" and same_server(run.get("url"), self._url))
+        return next((str(run["id"]) for run in mine), None)
 
     def _room_bytes(self) -> int:
         """Returns the bytes that a run may take. Raises RunError 507 if there is no room for one."""
@@ -264,7 +278,9 @@ class Runs:
         if self._process is None or run_id is None:
             running = await asyncio.to_thread(self._running)
             if running is not None:
-                raise RunError(409, f"experiment {running} was started by a command: stop it there (Ctrl-C)")
+                raise RunError(
+                    409, f"experiment {running} was not started here: stop it where it was started (Ctrl-C)"
+                )
             raise RunError(409, "no experiment is running")
         await self.stop()
         return await asyncio.to_thread(self.store.shown, run_id)
@@ -293,13 +309,12 @@ class Runs:
     async def _restore(self) -> None:
         if not await asyncio.to_thread(self._left_over):
             return
+        # the key is this application's, and what was left in the folder may be another's
+        where = ["--runs", str(self.store.folder), "--url", self._url]
+        where += [] if self._dashboard_url is None else ["--dashboard", self._dashboard_url]
         try:
-            told = await self._commands.ask(
-                ["experiment", "restore", "--runs", str(self.store.folder)], 180.0
-            )
-            log.info(
-                "what killed experiments had changed was put back: %s", told.decode(errors="replace").strip()
-            )
+            told = await self._commands.ask(["experiment", "restore", *where], 180.0)
+            log.info("what killed experiments had changed: %s", told.decode(errors="replace").strip())
         except RunError as error:
             log.warning("what killed experiments have changed is not put back: %s", error)
 

@@ -1,4 +1,4 @@
-"""The folder of experiment runs, which the command `sluice experiment` and the dashboard share.
+"""A folder of experiment runs: that of the command `sluice experiment`, or the one that a dashboard has for itself.
 
     <folder>/<run>/plan.yaml        the file as it was given
     <folder>/<run>/run.json         what `Run` describes; replaced as a whole
@@ -17,9 +17,10 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -48,8 +49,9 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunsConfig:
-    """Bounds on experiments. `folder` holds the runs (None: `default_folder()`), which may take `disk_bytes` together.
-    They are sent to `url`, the public port of an ingress (None: that of this machine).
+    """Bounds on experiments. `folder` holds the runs of one application, which may take `disk_bytes` together (None:
+    `runs` in the folder of its dashboard). They are sent to `url`, the public port of an ingress (None: that of this
+    machine).
 
     No phase sends more than `rate_per_s` requests a second, and a whole run lasts `duration_s` at most. Only with
     `may_kill` may an experiment kill engines; it kills processes of this machine and of this user.
@@ -70,13 +72,18 @@ class RunsConfig:
                 " folder of Ray's"
             )
 
+    def within(self, folder: Path) -> "RunsConfig":
+        """Returns the same bounds with a folder: the configured one, or `runs` in the dashboard's `folder`."""
+        return self if self.folder is not None else replace(self, folder=str(folder / "runs"))
+
     def store(self) -> "RunStore":
-        """Returns the store of the configured folder, which need not exist yet."""
-        return RunStore(default_folder() if self.folder is None else Path(self.folder))
+        """Returns the store of the folder, which need not exist yet; without one `within` gives it."""
+        assert self.folder is not None
+        return RunStore(Path(self.folder))
 
 
 def default_folder() -> Path:
-    """Returns SLUICE_RUNS, or the folder of this user's runs below XDG_STATE_HOME."""
+    """Returns the folder of the command: SLUICE_RUNS, or the one of this user below XDG_STATE_HOME."""
     given = os.environ.get("SLUICE_RUNS")
     if given:
         return Path(given)
@@ -90,6 +97,10 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def _restore(self) -> str:
+        return f"`sluice experiment restore --runs {self.folder}`"
+
     def path(self, run_id: str) -> Path:
         """Returns the folder of a run. Raises RunError for a name that no run can have, and for a run that is not."""
         if not _RUN_ID.fullmatch(run_id):
@@ -101,7 +112,6 @@ class RunStore:
 
     def make(self) -> None:
         """Makes the folder, for this user alone. Raises OSError."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
         make_private(self.folder)
 
     def new(self, name: str) -> tuple[str, Path]:
@@ -154,7 +164,7 @@ class RunStore:
             left = (path.parent / BEFORE).exists()
             found["state"] = "failed"
             found["message"] = "its process has died" + (
-                "; what it changed is not put back yet: `sluice experiment restore` does that" if left else ""
+                f"; what it changed is not put back yet: {self._restore} does that" if left else ""
             )
         return found
 
@@ -182,7 +192,7 @@ class RunStore:
         if (path / BEFORE).exists():
             raise RunError(
                 409,
-                f"run {run_id} has not put back what it changed: `sluice experiment restore` does that",
+                f"run {run_id} has not put back what it changed: {self._restore} does that",
             )
         try:
             shutil.rmtree(path)
@@ -229,3 +239,17 @@ def lives(pid: object, pid_started: object) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
         return False
+
+
+def same_server(one: object, other: str) -> bool:
+    """Returns whether two URLs name one server, with or without `/v1`; False for anything that is no URL."""
+    try:
+        return isinstance(one, str) and _server(one) == _server(other)
+    except ValueError:
+        return False
+
+
+def _server(url: str) -> tuple[str, str | None, int | None, str]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -141,7 +141,6 @@ class WhatIf:
         """Makes the folder of a base. Raises RunError 507 if it cannot be made."""
         folder = self._folder / name
         try:
-            self._folder.parent.parent.mkdir(parents=True, exist_ok=True)
             for one in (self._folder.parent, self._folder, folder):
                 make_private(one)
         except OSError as error:

@@ -3,7 +3,8 @@
     python -m tests.dashboard.server --engines 1024 --port 8002      keys: `admin` and `viewer`
 
 Tests run it in a thread and steer it: `paused` keeps streams open and silent, `cut` breaks all of them, `refusing`
-refuses new ones. The page's files are those of the checkout, with the security headers that the application sends.
+refuses new ones. `away` says why the autoscaler cannot be asked, `base` is what a what-if question begins with (None:
+it cannot be read), which is read for as long as `reading`, and without `experiments` there are none. The page's files are those of the checkout, with the security headers that the application sends.
 """
 
 import argparse
@@ -49,7 +50,10 @@ class Server:
 
     def __init__(self, cluster: Cluster, period_s: float = 1.0, model: str = "smollm2-135m-instruct") -> None:
         self.cluster, self._period_s, self._model = cluster, period_s, model
-        self.paused = self.refusing = False
+        self.paused = self.refusing = self.reading = False
+        self.experiments = True
+        self.away: str | None = None
+        self.base: Json | None = answers.BASE
         self.streams = self.resumed = self.snapshots = 0
         self.asked: list[tuple[str, str, Any]] = []
         """Changes as they were asked for: method, path and body."""
@@ -206,7 +210,7 @@ class Server:
                 "csrf": state.csrf,
                 "version": "0.0.0",
                 "model": self._model,
-                "experiments": True,
+                "experiments": self.experiments,
             }
         )
 
@@ -299,6 +303,8 @@ class Server:
         return self._changed("policy", before, after)
 
     async def _read_scale(self, _: Request) -> Response:
+        if self.away is not None:
+            return _refuse(503, self.away)
         if "scaling" in self.cluster.absent:
             return _refuse(
                 404, "No autoscaler is connected to the router: set `scaling` in the configuration."
@@ -353,7 +359,13 @@ class Server:
                 running = None
         bounds = {"rate_per_s": 100.0, "duration_s": 1800.0, "disk_bytes": 1_000_000_000, "may_kill": False}
         return JSONResponse(
-            {"shipped": answers.SHIPPED, "runs": self._runs, "running": running, "bounds": bounds}
+            {
+                "shipped": answers.SHIPPED,
+                "runs": self._runs,
+                "folder": "/var/lib/sluice/runs",
+                "running": running,
+                "bounds": bounds,
+            }
         )
 
     async def _check(self, request: Request) -> Response:
@@ -406,7 +418,9 @@ class Server:
         return PlainTextResponse("a report", headers={"content-disposition": name})
 
     async def _base(self, _: Request) -> Response:
-        return JSONResponse(answers.BASE)
+        while self.reading:
+            await asyncio.sleep(0.02)
+        return _refuse(503, "No request has ended lately.") if self.base is None else JSONResponse(self.base)
 
     async def _read_whatif(self, _: Request) -> Response:
         state = self._whatif

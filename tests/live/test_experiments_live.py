@@ -139,6 +139,8 @@ def test_what_a_killed_guardian_leaves_is_put_back_by_the_next_command(app: Bare
         "sluice.cli",
         "experiment",
         "restore",
+        "--url",
+        app.url,
         "--runs",
         str(tmp_path / "runs"),
         "--json",
@@ -291,6 +293,7 @@ def test_a_restore_without_a_server_keeps_what_is_to_be_put_back(tmp_path: Path)
         folder, {"url": "http://127.0.0.1:9", "policy": {"decode": {"name": "round_robin", "params": {}}}}
     )
     argv = [sys.executable, "-m", "sluice.cli", "experiment", "restore", "--runs", str(store.folder)]
+    argv += ["--url", "http://127.0.0.1:9"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and run_id in done.stdout
     assert (folder / BEFORE).exists()

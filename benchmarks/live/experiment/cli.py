@@ -55,6 +55,10 @@ class ExperimentCommand:
         showing = actions.add_parser("show", help="print a run with its series as JSON")
         showing.add_argument("runs", nargs=1, metavar="RUN")
         restoring = actions.add_parser("restore", help="put back what killed runs have changed")
+        restoring.add_argument("--url", help=_RESTORED_HELP)
+        restoring.add_argument(
+            "--dashboard", metavar="URL", help="nothing that went through another dashboard (default: all)"
+        )
         for one in (listing, comparing, reporting, showing, restoring):
             one.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=_RUNS_HELP)
             one.add_argument("--json", action="store_true", help="print JSON")
@@ -130,10 +134,16 @@ class ExperimentCommand:
                 else "\n".join(f"{s['name']}: {s['summary']}" for s in shipped)
             )
             return 0
-        runs = _store(args).all()
+        store = _store(args)
+        runs = store.all()
         if args.json:
             print(json.dumps(runs))
             return 0
+        if args.folder is None:
+            print(
+                f"runs in {store.folder}; a dashboard has its own folder, which its page names: give that as --runs",
+                file=sys.stderr,
+            )
         for run in runs:
             summary = run["summary"] or {}
             met = summary.get("attainment")
@@ -181,16 +191,26 @@ class ExperimentCommand:
         return 0
 
     def _restore(self, args: argparse.Namespace) -> int:
+        from app.dashboard.store import same_server
         from benchmarks.live.experiment.control import ControlError
-        from benchmarks.live.experiment.guardian import left_over, note_end, put_back
+        from benchmarks.live.experiment.guardian import key_for, left_over, note_end, put_back, went_to
         from sluice import SluiceError
+        from sluice._core import DEFAULT_BASE_URL
 
         store, status = _store(args), 0
+        own = args.url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
         told: list[dict[str, Any]] = []
         for run_id in left_over(store):
             folder = store.path(run_id)
             try:
-                done = put_back(folder)
+                if (changed := went_to(folder)) is None:
+                    continue
+                url, board = changed
+                if args.url is not None and not same_server(url, args.url):
+                    continue
+                if args.dashboard is not None and board is not None and not same_server(board, args.dashboard):
+                    continue
+                done = put_back(folder, key=key_for(url, own))
             except (SluiceError, ControlError, ValueError) as error:
                 told.append({"id": run_id, "done": [], "problem": str(error)})
                 status = 1
@@ -205,13 +225,17 @@ class ExperimentCommand:
             for one in told:
                 print(f"{one['id']}: {one['problem'] or '; '.join(one['done']) or 'nothing had changed'}")
             if not told:
-                print("nothing is left to be put back")
+                print(f"nothing is left to be put back{'' if args.url is None else f' at {args.url}'}")
         return status
 
 
 command = ExperimentCommand()
 
 _RUNS_HELP = "folder of the runs (default: SLUICE_RUNS, or sluice/experiments below XDG_STATE_HOME)"
+_RESTORED_HELP = (
+    "put back what runs have changed at this server alone, to which SLUICE_ADMIN_KEY belongs (default: at all servers;"
+    " SLUICE_ADMIN_KEY goes to that of SLUICE_BASE_URL, or http://127.0.0.1:8000, and others need a key file here)"
+)
 
 
 def _configure_run(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from app.dashboard.store import BEFORE, RUN, RunStore, lives, write
+from app.dashboard.store import BEFORE, RUN, RunStore, lives, same_server, write
 from benchmarks.live.experiment.control import Control, ControlError
 from sluice import SluiceError
+from sluice._admin_key import key_of_this_machine
 
 PATIENCE_S = 120.0
 """Longest time for which a guardian tries. ASSUMPTION: a router that has died with the runner is back before."""
@@ -80,6 +81,37 @@ def left_over(store: RunStore) -> list[str]:
         if (store.folder / run_id / BEFORE).exists() and store.read(run_id)["state"] != "running":
             found.append(run_id)
     return found
+
+
+def went_to(folder: Path) -> tuple[str, str | None] | None:
+    """Returns the URLs of the server and of the dashboard (None without one) that the run in `folder` has changed; None
+    if nothing is left to be put back. Raises ValueError for a file that names no server.
+    """
+    try:
+        before = json.loads((folder / BEFORE).read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    if not isinstance(before, dict) or not isinstance(before.get("url"), str):
+        raise ValueError(f"{folder / BEFORE} names no server")
+    return before["url"], before.get("dashboard")
+
+
+def key_for(url: str, own: str) -> str | None:
+    """Returns the key with which the server at `url` is put back: None, which stands for SLUICE_ADMIN_KEY or the key
+    file of this machine, if that is the server at `own`, else the one in the server's key file on this machine.
+
+    SLUICE_ADMIN_KEY is a key of the server at `own`, and no other one may learn it. Raises ControlError if another one
+    has no key file here.
+    """
+    if same_server(url, own):
+        return None
+    key = key_of_this_machine(url)
+    if key is None:
+        raise ControlError(
+            f"it changed the server at {url}, which gets no key that is meant for {own}: give `--url {url}` with the"
+            " server's own key in SLUICE_ADMIN_KEY"
+        )
+    return key
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class Runner:
         except (SluiceError, ControlError, ValueError, OSError) as error:
             failure = (
                 f"{guardian.NOT_YET}: {error}; the guardian goes on trying, and"
-                " `sluice experiment restore` does it at any time"
+                f" `sluice experiment restore --runs {self.folder.parent}` does it at any time"
             )
             return "failed", f"{message}; {failure}" if message else failure
         except DiskFullError:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.trace import SpanKind
 
 from actors.telemetry import export
 from actors.telemetry.environment import is_wanted, traces_endpoint, traces_of_environment
@@ -145,6 +146,35 @@ def test_too_many_are_dropped_and_a_collector_that_fails_is_counted(monkeypatch:
             traces._thread.join(0.05)
         traces.stop()
     assert counts == {"failed": 20 - dropped}
+
+
+def test_a_request_of_which_no_spans_can_be_made_takes_no_other_one_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counts: Counter[str] = Counter()
+    half = Place(PLACE.trace_id, 7)
+
+    def fails(scribe: export.Scribe) -> None:
+        scribe.tracer.start_span("half").end()
+        # it fails after the place was drawn and before the span has it
+        scribe.at(half, "never", SpanKind.SERVER, {}, None)  # type: ignore[arg-type]
+
+    with collector() as to:
+        traces = made(to, counts)
+        traces.take(answered())
+        traces.put(fails)
+        traces.put(lambda scribe: scribe.tracer.start_span("its own").end())
+        traces.take(answered())
+        traces.stop()
+    assert counts == {"exported": 3, "failed": 1}
+    names = Counter(span.name for span in to.spans)
+    assert names == {
+        "POST /v1/chat/completions": 2, "prefill": 2, "transfer": 2, "decode": 2, "its own": 1
+    }  # fmt: skip
+    (own,) = (span for span in to.spans if span.name == "its own")
+    assert int.from_bytes(own.span_id, "big") != half.span_id
+    (told,) = (record for record in caplog.records if record.name == export.__name__)
+    assert told.getMessage() == "no traces can be made of 1 requests" and told.exc_info is not None
 
 
 def test_without_an_endpoint_there_are_none_and_nothing_is_imported() -> None:

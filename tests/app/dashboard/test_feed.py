@@ -290,6 +290,16 @@ def test_what_changes_in_the_fleet_is_an_event() -> None:
     assert delta["engines"] == {"decode-2": None}
 
 
+def test_an_engine_that_the_router_calls_quarantined_is_counted_as_that_and_not_as_active() -> None:
+    """The router says so in its fleet (`actors.router.fleet`); an engine with only one bad rank stays ready."""
+    feed = started()
+    feed.fleet_is(fleet(engine("prefill-1", "prefill"), engine(state="quarantined")))
+    delta = feed.tick(T + 1)
+    assert delta["line"]["engines"] == {"ready": 1, "quarantined": 1}
+    assert delta["series"]["engines_active"] == 1
+    assert delta["engines"]["decode-1"]["state"] == "quarantined"
+
+
 def test_a_router_that_has_just_started_has_not_lost_its_engines() -> None:
     feed = started()
     feed.router_down(T + 1, "killed")

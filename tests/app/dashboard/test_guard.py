@@ -104,18 +104,36 @@ async def test_a_wrong_key_opens_nothing(board: Dashboard, key: Any) -> None:
     said(await board.client.get("/api/status", headers={"authorization": "Basic YTpi"}), 401)
 
 
-async def test_many_wrong_keys_have_to_wait() -> None:
+async def test_many_wrong_keys_have_to_wait_and_a_right_one_never_has() -> None:
     now_s = 0.0
-    sessions = Sessions(Keys((), (ADMIN,)), 60.0, lambda: now_s)
+    sessions = Sessions(Keys((VIEWER,), (ADMIN,)), 60.0, lambda: now_s)
     for _ in range(TRIES):
         with pytest.raises(Refusal, match="none of the keys"):
             sessions.login("guess", "10.0.0.1")
     with pytest.raises(Refusal, match="wait a minute") as refused:
-        sessions.login(ADMIN, "10.0.0.1")
+        sessions.login("guess", "10.0.0.1")
     assert refused.value.status == 429
-    assert sessions.login(ADMIN, "10.0.0.2")[0] == "admin"
-    now_s = TRIES_S + 1
+    with pytest.raises(Refusal, match="none of the keys"):
+        sessions.login("guess", "10.0.0.2")
+    # logins and programs with a right key at the address of the one that guesses
     assert sessions.login(ADMIN, "10.0.0.1")[0] == "admin"
+    assert sessions.who(None, f"Bearer {VIEWER}", "10.0.0.1").role == "viewer"
+    # which makes no room for a further guess
+    with pytest.raises(Refusal, match="wait a minute"):
+        sessions.login("guess", "10.0.0.1")
+    now_s = TRIES_S + 1
+    with pytest.raises(Refusal, match="none of the keys"):
+        sessions.login("guess", "10.0.0.1")
+
+
+async def test_a_program_with_an_old_key_locks_nobody_out(board: Dashboard) -> None:
+    old, right = ({"authorization": f"Bearer {key}"} for key in ("the key of last year", ADMIN))
+    statuses = [(await board.client.get("/api/status", headers=old)).status_code for _ in range(TRIES + 2)]
+    assert statuses == [401] * TRIES + [429] * 2
+    assert (await board.client.get("/api/status", headers=right)).status_code == 200
+    change = await board.client.put("/api/policy", json={"decode": "round_robin"}, headers=right)
+    assert change.status_code == 200
+    assert await login(board, ADMIN)
 
 
 async def test_an_expired_or_forged_cookie_and_one_of_another_server_are_refused(

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.watching.chromium import VIEWS, Opened, browser, open_page
+from tests.dashboard import answers
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
@@ -387,6 +388,25 @@ def test_numbers_of_engines_are_planned_set_and_refused_in_the_servers_words(
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("below its group's min of 2")
 
 
+def test_numbers_that_cannot_be_read_again_are_marked_as_stale_with_their_age_and_the_reason(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    numbers = opened.page.get_by_role("region", name="Numbers of engines")
+    numbers.get_by_label("engines of decode").fill("9")
+    server.away = "The router is not connected."
+    expect(numbers.get_by_role("status")).to_have_text(
+        re.compile(r"Stale: this was read \d+ s ago\. The router is not connected\."), timeout=15_000
+    )
+    assert axe(opened.page) == []
+    server.away = None
+    expect(numbers.get_by_role("status")).to_have_count(0, timeout=15_000)
+    # the form is the one that it was
+    expect(numbers.get_by_label("engines of decode")).to_have_value("9")
+
+
 def test_a_group_s_replicas_are_shown_by_duty_and_those_that_are_overdue_apart(
     serve: Serve, opening: Opening
 ) -> None:
@@ -512,7 +532,29 @@ def test_an_id_that_is_not_kept_says_so(serve: Serve, opening: Opening) -> None:
     )
 
 
+def test_a_request_that_is_looked_up_before_its_end_is_shown_after_it(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    server.paused = True
+    opened = opening(server)
+    # the name of the next request that ends
+    opened.go("requests", f"chat-{server.cluster._numbers + 1:06d}-7f3a91c2")
+    expect(opened.page.locator(".request-detail")).to_contain_text("does not hold this request")
+    server.paused = False
+    expect(opened.page.locator(".waterfall")).to_be_visible(timeout=20_000)
+
+
 # --------------------------------------------------------------------------------------------- experiments and what-if
+
+
+def test_without_an_ingress_for_them_there_are_no_experiments(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    server.experiments = False
+    opened = opening(server)
+    for view, what in (("experiments", "Experiments"), ("whatif", "What-if questions")):
+        opened.go(view)
+        absent = opened.page.locator("#view .absent")
+        expect(absent).to_contain_text(f"{what} are off here.")
+        expect(absent).to_contain_text("dashboard.experiments.url")
 
 
 def test_an_experiment_is_edited_checked_started_watched_and_compared(serve: Serve, opening: Opening) -> None:
@@ -546,7 +588,14 @@ def test_an_experiment_is_edited_checked_started_watched_and_compared(serve: Ser
     expect(table.get_by_role("row", name="attainment")).to_contain_text("+2.8 %")
     expect(table.locator(".clear")).to_have_count(2)
     expect(table.get_by_role("row", name="TPOT")).to_contain_text("no interval")
-    expect(page.locator(".chart").first.locator(".legend li")).to_have_count(4)
+    legend = page.locator(".chart").first.locator(".legend li")
+    expect(legend).to_have_count(4)
+    # two classes of each run: a column's dot has the colour of its lines
+    colour = "(e, name) => getComputedStyle(e)[name]"
+    dots = [one.evaluate(colour, "backgroundColor") for one in table.locator("thead .dot").all()]
+    lines = [one.evaluate(colour, "color") for one in legend.locator(".swatch").all()]
+    assert dots == lines[::2] == lines[1::2] and len(set(dots)) == 2
+    expect(page.locator(".run-rows .dot")).to_have_count(0)
     assert axe(page) == []
 
 
@@ -575,6 +624,37 @@ def test_a_what_if_is_simulated_and_says_whether_to_trust_it(serve: Serve, openi
     row = page.get_by_role("group", name="Figures side by side").get_by_role("row", name="KV usage")
     expect(row.get_by_role("cell").nth(1)).to_have_text("–")  # not measured: a dash, no zero
     assert axe(page) == []
+
+
+def test_a_base_that_is_read_anew_replaces_what_was_typed_and_one_that_cannot_be_read_replaces_nothing(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("whatif")
+    page = opened.page
+    editor, anew = (
+        page.get_by_role("textbox", name="Base file"),
+        page.get_by_role("button", name="Read anew"),
+    )
+    simulate = page.get_by_role("button", name="Simulate")
+    editor.fill("typed: 1\n")
+    server.reading = True
+    server.base = {**answers.BASE, "base": "fedcba9876543210", "text": "anew: 1\n"}
+    anew.click()
+    expect(editor).not_to_be_editable()
+    expect(simulate).to_be_disabled()
+    server.reading = False
+    expect(editor).to_have_value("anew: 1\n")
+    simulate.click()
+    until(lambda: server.asked[-1][1] == "/api/whatif/start", "a question", page)
+    assert server.asked[-1][2] == {"text": "anew: 1\n", "changes": [], "base": "fedcba9876543210"}
+    server.base = None
+    anew.click()
+    expect(page.get_by_text("No request has ended lately.")).to_be_visible()
+    expect(editor).to_have_value("anew: 1\n")
+    expect(editor).to_be_editable()
+    expect(simulate).to_be_enabled(timeout=20_000)
 
 
 # ------------------------------------------------------------------------------------------------------ keyboard, theme

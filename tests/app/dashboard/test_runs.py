@@ -12,8 +12,10 @@ import pytest
 
 from app.dashboard import runs as module
 from app.dashboard.runs import KEPT_S, Runs
-from app.dashboard.store import PLAN, RUN, RunError, RunsConfig, started_s, write
+from app.dashboard.store import BEFORE, PLAN, RUN, RunError, RunsConfig, RunStore, started_s, write
 from tests.app.dashboard.starting import Starting
+from tests.benchmarks.live.experiment.test_restore import ANSWERS, left
+from tests.benchmarks.told_server import told_server
 
 
 class Shown:
@@ -111,3 +113,45 @@ async def test_the_end_of_the_server_ends_a_run_that_is_being_started(
     with pytest.raises(RunError, match="is stopping"):
         await asyncio.wait_for(begun, 20)
     assert [process.returncode for process in starting.processes] == [-9]
+
+
+async def test_an_experiment_of_a_command_on_this_application_keeps_others_out(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command's runs are not this server's to list, but two loads at a time would spoil each other."""
+    monkeypatch.setenv("SLUICE_RUNS", str(tmp_path / "commands"))
+    monkeypatch.setattr(runs, "_commands", Shown())
+    commands = RunStore(tmp_path / "commands")
+
+    def by_hand(url: str) -> str:
+        run_id, folder = commands.new("by hand")
+        me = {"pid": os.getpid(), "pid_started": started_s(os.getpid())}
+        write(folder / RUN, {"id": run_id, "name": "by hand", "state": "running", "url": url, **me})
+        return run_id
+
+    by_hand("http://127.0.0.1:2")
+    with pytest.raises(RunError, match="no experiment is running"):
+        await runs.stop_asked()
+    mine = by_hand("http://127.0.0.1:1")
+    with pytest.raises(RunError, match=f"experiment {mine} is running") as refused:
+        await runs.start("name: x\n")
+    assert refused.value.status == 409
+    with pytest.raises(RunError, match="stop it where it was started"):
+        await runs.stop_asked()
+    listed = await runs.all()
+    assert (listed["runs"], listed["running"], listed["folder"]) == ([], None, str(tmp_path / "runs"))
+
+
+async def test_at_its_start_it_puts_back_what_is_of_its_application_and_no_other_one_learns_its_key(
+    tmp_path: Path,
+) -> None:
+    config = RunsConfig(folder=str(tmp_path / "runs"))
+    with told_server(ANSWERS) as mine, told_server(ANSWERS) as other:
+        runs = Runs(config, mine.url, "http://127.0.0.1:1", "key of mine")
+        own, foreign = left(runs.store, mine.url), left(runs.store, other.url)
+        elsewhere = left(runs.store, mine.url, "http://127.0.0.1:2")
+        runs.start_up()
+        await asyncio.wait_for(asyncio.gather(*runs._background), 60)
+        assert {key for _, _, key in mine.asked} == {"key of mine"}
+        assert other.asked == []
+    assert [(one / BEFORE).exists() for one in (own, foreign, elsewhere)] == [False, True, True]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 STATIC = ROOT / "app" / "dashboard" / "static"
 VENDOR = STATIC / "vendor"
 OURS = sorted(p for p in STATIC.rglob("*") if p.is_file() and VENDOR not in p.parents)
-MOST_BYTES = 250_000
+MOST_BYTES = 256_000
 
 
 def test_all_files_together_stay_small() -> None:

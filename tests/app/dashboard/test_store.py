@@ -17,6 +17,7 @@ from app.dashboard.store import (
     RunStore,
     default_folder,
     lives,
+    same_server,
     started_s,
     write,
 )
@@ -150,7 +151,36 @@ def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_folder() == Path("/state/sluice/experiments")
     monkeypatch.setenv("SLUICE_RUNS", "/runs")
-    assert RunsConfig().store().folder == Path("/runs")
+    assert default_folder() == Path("/runs")
+    # which is the command's alone
+    assert RunsConfig().within(Path("/board")).store().folder == Path("/board/runs")
+    assert RunsConfig(folder="/named").within(Path("/board")).store().folder == Path("/named")
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://127.0.0.1:8000/", True),
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://127.0.0.1:8001", False),
+        ("https://127.0.0.1:8000", False),
+        ("http://10.0.0.1:8000", False),
+        ("http://127.0.0.1:8000@evil.example", False),
+        ("http://127.0.0.1:8000/other", False),
+        ("http://127.0.0.1:99999", False),
+        ("http://[", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_urls_of_one_server(url: object, same: bool) -> None:
+    assert same_server(url, "http://127.0.0.1:8000") is same
+
+
+def test_a_port_that_is_not_written_is_that_of_the_scheme() -> None:
+    assert same_server("https://x.example", "https://x.example:443")
+    assert not same_server("http://x.example", "http://x.example:443")
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

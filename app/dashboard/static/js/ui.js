@@ -1,7 +1,7 @@
 // The small parts that all views are made of.
 
 import { html, useEffect, useRef, useState } from "./lib.js";
-import { NONE } from "./format.js";
+import { NONE, seconds } from "./format.js";
 
 export const classes = (...names) => names.filter(Boolean).join(" ");
 
@@ -131,20 +131,23 @@ export const BeforeAfter = ({ changes }) => html`<table class="change"><thead><t
   <tbody>${changes.map(([what, before, after]) => html`<tr key=${what}><th scope="row">${what}</th>
     <td class="before">${before}</td><td aria-hidden="true">→</td><td class="after">${after}</td></tr>`)}</tbody></table>`;
 
-// What an asynchronous read gave: {value, error, loading, again}. It is read anew when `key` changes, and each `period_ms`.
-export function useRead(read, key, period_ms = 0) {
-  const [state, set] = useState({ value: null, error: null, loading: true });
+// What an asynchronous read gave: {value, error, loading, read_ms, again}, where the value came at `read_ms`. It is read anew
+// when `key` changes, and each `period_ms` until it is `enough`.
+export function useRead(read, key, period_ms = 0, enough = () => false) {
+  const [state, set] = useState({ value: null, error: null, loading: true, read_ms: null });
   const [turn, again] = useState(0);
   useEffect(() => {
     let current = true, timer = 0;
     const once = async () => {
+      let done = false;
       try {
         const value = await read();
-        if (current) set({ value, error: null, loading: false });
+        done = enough(value);
+        if (current) set({ value, error: null, loading: false, read_ms: performance.now() });
       } catch (error) {
-        if (current) set((before) => ({ value: before.value, error, loading: false }));
+        if (current) set((before) => ({ ...before, error, loading: false }));
       }
-      if (current && period_ms) timer = setTimeout(once, period_ms);
+      if (current && period_ms && !done) timer = setTimeout(once, period_ms);
     };
     once();
     return () => {
@@ -155,11 +158,12 @@ export function useRead(read, key, period_ms = 0) {
   return { ...state, again: () => again((n) => n + 1) };
 }
 
-// Shows a read: its error, or that it is under way, or what `children` makes of its value.
+// Shows a read: its error, or that it is under way, or what `children` makes of its value. A value that could not be read again
+// is marked as stale, with its age and the reason.
 export function Read({ read, children, what }) {
-  if (read.value !== null) return children(read.value);
-  if (read.error) return html`<${Message} level="error">${read.error.message}<//>`;
-  return html`<${Empty}>${what ?? "Reading"}…<//>`;
+  const { value, error, read_ms } = read;
+  if (value === null) return error ? html`<${Message} level="error">${error.message}<//>` : html`<${Empty}>${what ?? "Reading"}…<//>`;
+  return html`${error && html`<${Message} level="warn"><b>Stale:</b> this was read ${seconds(Math.round((performance.now() - read_ms) / 1000))} ago. ${error.message}<//>`}${children(value)}`;
 }
 
 // Why a viewer cannot change anything; it stands beside what is disabled.

@@ -19,12 +19,16 @@ const CHARTS = [
 
 const fits = (name, begin) => (begin.endsWith("/") ? name.startsWith(begin) : name === begin);
 
-export function Experiments({ role, rest, go, experiments }) {
+// Says that there is no ingress to which the dashboard could send a load, or of which it could ask what runs.
+export const Off = ({ what }) => html`<${Absent} what=${`${what} are off here.`} why="The ingress has no port of its own (ingress.port is 0), and dashboard.experiments.url names no other one." />`;
+
+export const Experiments = (props) => (props.experiments ? html`<${Parts} ...${props} />` : html`<${Off} what="Experiments" />`);
+
+function Parts({ role, rest, go }) {
   const part = PARTS.some(([id]) => id === rest.split("/")[0]) ? rest.split("/")[0] : "new";
   const id = rest.split("/").slice(1).join("/");
   const read = useRead(() => get("/api/experiments"), "experiments", 3000);
   const may = role === "admin";
-  if (!experiments) return html`<${Absent} what="Experiments are off here." why="The server has no folder to keep runs in: set dashboard.experiments in the configuration." />`;
   return html`<div class="view-head"><${Tabs} tabs=${PARTS} at=${part} onChange=${(next) => go("experiments", next)} label="Experiments" />
       ${read.value?.running && html`<span class="note">running: <a href=${`#/experiments/runs/${encodeURIComponent(read.value.running.id)}`}>${read.value.running.name}</a>, ${percent(read.value.running.progress, 0)}</span>`}
     </div>
@@ -86,7 +90,8 @@ function New({ list, may, go, again }) {
         <div><dt>rate</dt><dd>${known(limits.rate_per_s) ? `up to ${rate(limits.rate_per_s)} requests/s` : NONE}</dd></div>
         <div><dt>duration</dt><dd>${known(limits.duration_s) ? `up to ${seconds(limits.duration_s)}` : NONE}</dd></div>
         <div><dt>disk</dt><dd>${known(limits.disk_bytes) ? `up to ${bytes(limits.disk_bytes)}` : NONE}</dd></div>
-        <div><dt>killing an engine</dt><dd>${limits.may_kill ? "allowed" : "not allowed"}</dd></div></dl><//>
+        <div><dt>killing an engine</dt><dd>${limits.may_kill ? "allowed" : "not allowed"}</dd></div>
+        <div><dt>folder</dt><dd class="mono break">${list.folder ?? NONE}</dd></div></dl><//>
       <${Panel} title="Shipped"><ul class="shipped">${list.shipped.map((one) => html`<li key=${one.name}><button type="button" class="link" onClick=${() => edit(one.text)}>${one.name}</button><span class="note">${one.summary}</span></li>`)}</ul><//>
     </div>
     ${asking && checked?.plan && html`<${Dialog} title="Start the experiment" confirm="Start" busy=${busy} error=${error} onConfirm=${start} onClose=${() => setAsking(false)}>
@@ -211,7 +216,7 @@ function Compare({ list, ids, go }) {
   return html`<div class="runs">
     <${Panel} title="Runs to compare" name="run-list">${done.length === 0 ? html`<${Empty}>Nothing has been run yet.<//>` : html`<ul class="run-rows">${done.map((one) => html`<li key=${one.id}>
       <input type="checkbox" id=${`c ${one.id}`} checked=${ids.includes(one.id)} onChange=${() => choose(one.id)} />
-      <label for=${`c ${one.id}`}>${ids.includes(one.id) && html`<span class="dot" style=${{ background: `var(${colourOf(ids.indexOf(one.id))})` }}></span>`}<b>${one.name}</b><span class="note">${dateClock(one.began_at)}, ${seconds(one.took_s)}</span></label>
+      <label for=${`c ${one.id}`}><b>${one.name}</b><span class="note">${dateClock(one.began_at)}, ${seconds(one.took_s)}</span></label>
       <${State} state=${one.state} /></li>`)}</ul>`}<//>
     <div>${ids.length < 2 ? html`<${Panel} title="Comparison"><${Empty}>Choose two to ${MOST_COMPARED} runs.<//><//>` : html`<${Comparison} key=${ids.join()} ids=${ids} />`}</div>
   </div>`;
@@ -226,10 +231,12 @@ function Comparison({ ids }) {
       return run ? (twice ? `${run.name}, ${dateClock(run.began_at).slice(11)}` : run.name) : id;
     };
     const columns = value.columns ?? ids.map(name);
+    // a run has a column for each of its arms, and the charts a colour for each column
+    const coloured = (title, n) => (columns.length > 1 ? html`<span class="dot" style=${{ background: `var(${colourOf(n)})` }}></span> ${title}` : title);
     const others = columns.slice(1);
     const differencesOf = (row) => row.differences ?? [null, { difference: row.difference, interval: row.interval }];
     return html`<${Panel} title="Figures" note="differences are against the first column; bold where the 95 % interval leaves out zero">
-      <${Table} label="Figures of the runs" columns=${[{ name: "figure", title: "Figure" }, ...columns.map((title, n) => ({ name: `v${n}`, title, number: true })),
+      <${Table} label="Figures of the runs" columns=${[{ name: "figure", title: "Figure" }, ...columns.map((title, n) => ({ name: `v${n}`, title: coloured(title, n), number: true })),
         ...others.map((title, n) => ({ name: `d${n + 1}`, title: others.length > 1 ? `difference of ${title}` : "Difference", number: true })), { name: "basis", title: "Interval by" }]}
         rows=${value.table.map((row) => ({
           key: row.figure, figure: html`${figureName(row.figure)}`, basis: row.basis ? html`<span class="note">${row.basis}</span>` : NONE,

@@ -9,6 +9,7 @@ import { NONE, bytes, clock, count, known, number, seconds, short, words } from 
 
 const LISTS = [["latest", "Latest"], ["worst", "Worst"]];
 const MOST_RANKED = 12, WITH_NUMBERS = 3;
+const AGAIN_MS = 2000; // between two looks for a request that is not held: it may run, or have ended a moment ago
 
 export function Requests({ rest, go }) {
   const feed = useFeed();
@@ -57,11 +58,11 @@ function Result({ request }) {
 const RESULTS = { ttft: "TTFT missed", tpot: "TPOT missed" };
 
 function OneRequest({ id }) {
-  const read = useRead(() => get(`/api/requests/${encodeURIComponent(id)}`), id);
+  const read = useRead(() => get(`/api/requests/${encodeURIComponent(id)}`), id, AGAIN_MS, (answer) => answer.request !== null);
   return html`<${Read} read=${read} what="Asking for the request">${(answer) => html`
     ${answer.request
       ? html`<${Whole} request=${answer.request} />`
-      : html`<${Panel} title="One request"><h3 class="mono break">${id}</h3><${Empty}>The dashboard does not hold this request: it keeps the latest and the worst only.<//><//>`}
+      : html`<${Panel} title="One request"><h3 class="mono break">${id}</h3><${Empty}>The dashboard does not hold this request: it keeps the latest and the worst that have ended. It goes on looking.<//><//>`}
     <${Explain} explain=${answer.explain} message=${answer.explain_message} />`}<//>`;
 }
 
@@ -127,7 +128,7 @@ function Explain({ explain, message }) {
 
 function Decision({ decision, n, of }) {
   const [all, setAll] = useState(false);
-  useEffect(() => setAll(false), [decision]);
+  useEffect(() => setAll(false), [decision.at_s]);
   const title = `Why: decision ${n} of ${of}`;
   const held = Object.entries(decision.quarantined ?? {});
   const quarantined = held.length > 0 && html`<p class="note">In quarantine then: ${held.map(([worker, reason]) => `${worker} (${words(reason)})`).join(", ")}.</p>`;

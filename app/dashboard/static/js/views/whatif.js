@@ -3,28 +3,48 @@
 import { html, useEffect, useState } from "../lib.js";
 import { get, post } from "../api.js";
 import { loose } from "../forms.js";
-import { figure, figureName } from "./experiments.js";
+import { Off, figure, figureName } from "./experiments.js";
 import { Editor, Empty, Message, Panel, Read, Table, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { percent, short, words } from "../format.js";
 
-const draft = { base: null, text: null, changes: [{ name: "", set: "" }] }; // what was typed outlives a look at another view
+// What was read and typed outlives a look at another view: the base, its file as it was edited, and the changes.
+const draft = { value: null, read_ms: null, text: null, reading: null, changes: [{ name: "", set: "" }] };
 
-export function WhatIf({ role }) {
-  const may = role === "admin";
-  const [turn, setTurn] = useState(0);
-  const base = useRead(() => may && (draft.base ??= post("/api/whatif/base").catch((error) => { draft.base = null; throw error; })), turn);
-  const state = useRead(() => get("/api/whatif"), "whatif", 1500);
+// The base with its file. Its answer takes the place of both, so nothing can be typed meanwhile; without one both stay.
+function useBase(may) {
+  const now = (error = null) => ({ value: draft.value, read_ms: draft.read_ms, error, loading: false });
+  const [state, set] = useState(now);
   const [text, setText] = useState(draft.text);
+  const edit = (typed) => {
+    draft.text = typed;
+    setText(typed);
+  };
+  const read = async () => {
+    set({ ...now(), loading: true });
+    draft.reading ??= post("/api/whatif/base")
+      .then((value) => Object.assign(draft, { value, read_ms: performance.now(), text: value.text }))
+      .finally(() => { draft.reading = null; });
+    const error = await draft.reading.then(() => null, (failed) => failed);
+    set(now(error));
+    setText(draft.text);
+  };
+  useEffect(() => {
+    if (may && (draft.value === null || draft.reading)) read();
+  }, []);
+  return { ...state, text, edit, read };
+}
+
+export const WhatIf = ({ role, experiments }) => (experiments ? html`<${Question} may=${role === "admin"} role=${role} />` : html`<${Off} what="What-if questions" />`);
+
+function Question({ may, role }) {
+  const base = useBase(may);
+  const state = useRead(() => get("/api/whatif"), "whatif", 1500);
   const [changes, setChanges] = useState(draft.changes);
   const [problem, setProblem] = useState(null);
   const [busy, error, run] = useChange();
   useEffect(() => {
-    if (text === null && base.value) setText(base.value.text);
-  }, [base.value]);
-  useEffect(() => {
-    draft.text = text;
     draft.changes = changes;
-  }, [text, changes]);
+  }, [changes]);
   const edit = (n, part) => setChanges(changes.map((change, at) => (at === n ? { ...change, ...part } : change)));
   const running = state.value?.state === "running";
   const start = async () => {
@@ -36,16 +56,16 @@ export function WhatIf({ role }) {
       return;
     }
     setProblem(null);
-    if (await run(() => post("/api/whatif/start", { text, changes: asked, base: base.value.base }))) state.again();
+    if (await run(() => post("/api/whatif/start", { text: base.text, changes: asked, base: base.value.base }))) state.again();
   };
   return html`<${WatchOnly} role=${role} />
     <div class="two">
-      <${Panel} title="Base" unit="YAML, made from what runs" actions=${html`<button type="button" ...${only(may)} onClick=${() => { draft.base = null; setText(null); setTurn(turn + 1); }}>Read anew</button>`}>
-        <${Read} read=${base} what="Writing the file from what runs">${(value) => value && html`
-          ${base.error && html`<${Message} level="error">${base.error.message}<//>`}
+      <${Panel} title="Base" unit="YAML, made from what runs" actions=${html`<button type="button" ...${only(may, base.loading)} onClick=${base.read}>Read anew</button>`}>
+        ${may && html`<${Read} read=${base} what="Writing the file from what runs">${(value) => html`
+          ${base.loading && html`<${Empty}>Writing the file from what runs now…<//>`}
           ${value.problems?.length > 0 && html`<${Message} level="warn"><ul>${value.problems.map((one, n) => html`<li key=${n}>${one}</li>`)}</ul><//>`}
           <dl class="pairs">${Object.entries(value.facts ?? {}).map(([name, fact]) => html`<div key=${name}><dt>${words(name)}</dt><dd>${short(fact, 80)}</dd></div>`)}</dl>
-          <${Editor} value=${text ?? value.text} onInput=${setText} label="Base file" rows=${22} />`}<//>
+          <${Editor} value=${base.text} onInput=${base.edit} readOnly=${base.loading} label="Base file" rows=${22} />`}<//>`}
       <//>
       <div class="stack">
         <${Panel} title="Changes" note="each is one column beside the base">
@@ -57,7 +77,7 @@ export function WhatIf({ role }) {
           <div class="buttons">
             <button type="button" disabled=${!may} onClick=${() => setChanges([...changes, { name: "", set: "" }])}>Add a change</button>
             ${running ? html`<button type="button" class="danger" ...${only(may)} onClick=${() => run(() => post("/api/whatif/stop"))}>Stop</button>`
-              : html`<button type="button" class="primary" ...${only(may, busy || text === null)} onClick=${start}>Simulate</button>`}
+              : html`<button type="button" class="primary" ...${only(may, busy || base.loading || base.text === null)} onClick=${start}>Simulate</button>`}
           </div>
         <//>
         <${Read} read=${state} what="Asking for the simulation">${(value) => html`<${Outcome} value=${value} />`}<//>
