@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from app.dashboard.run_marks import RunMarks
 from app.dashboard.store import BEFORE, RunStore
 from benchmarks.live.experiment.guardian import remember
 from benchmarks.live.servers import ROOT
@@ -57,6 +58,8 @@ def decode_steps(app: Bare) -> tuple[float, ...]:
 
 
 def test_a_burst_is_run_and_measured(app: Bare, tmp_path: Path) -> None:
+    marks = RunMarks([RunStore(tmp_path / "runs")], app.url, lambda at, happened: None)
+    assert marks.look() == []
     process = start(app, tmp_path, plan())
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
@@ -88,6 +91,9 @@ def test_a_burst_is_run_and_measured(app: Bare, tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert run["id"] in shown and "0 failed, 100.0 % of SLOs met" in shown
+    assert [happened.text for _, happened in marks.look()] == [
+        f"experiment {run['name']} began ({run['id']})", f"experiment {run['name']} ended: done",
+    ]  # fmt: skip
 
 
 CHANGES = {"actions": [{"at_s": 1, "policy": {"decode": "round_robin", "dispatch": {"max_queue": 77}}}]}
