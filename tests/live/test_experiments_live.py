@@ -326,9 +326,15 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     for group in groups.values():
         assert group["profile"]["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert base["policies"]["decode"]["name"] == decode_policy(app)
+    with app.client() as client:
+        running = client.policies()
+    assert running.admission is not None and running.fairness is not None
+    assert base["policies"]["admission"]["name"] == running.admission.name
+    assert base["policies"]["fairness"]["name"] == running.fairness.name
     assert "the journal's last 5 minutes" in made.facts["workload"]
     rows = [told(line) for line in made.workload.splitlines()]
     assert len(rows) > 20 and {row["output_length"] for row in rows[-20:]} == {20}
+    assert {row["request_class"] for row in rows[-20:]} == {"interactive"}
     assert made.measured["ttft_mean_s"] is not None and made.measured["tpot_mean_s"] is not None
     made.write(tmp_path / "mine")
     changes = [
