@@ -16,14 +16,14 @@ from app.dashboard.engines import Happened
 MOST_VALUE, MOST_TEXT = 40, 400
 """Most characters of one parameter's value, and of the text of a change; a heatmap has many thousands."""
 BY_HAND = "by hand"
-"""What rules in place of a scaling policy while an administrator's numbers do."""
+"""The name of the rule by which an administrator's numbers hold in place of a scaling policy's."""
 
 _LIMITS = ("step", "budget")
 """The limits of a scaling policy that no group has; the others are the bounds of groups, which are told by group."""
 
 
 class Rule(NamedTuple):
-    """What rules one part of the application: the name of a policy ("": the part has limits only) and its parameters.
+    """The rule of one part of the application: the name of a policy ("": the part has limits only) and its parameters.
     Where another name takes its place, only the `told` ones are shown beside it.
     """
 
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 class Policies:
-    """What rules each part, as it was told last."""
+    """The rule of each part, as it was told last."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}

@@ -1,4 +1,4 @@
-"""What clients asked for in the requests of a workload's file: class, priority, and whose request it is.
+"""The terms of the requests in a workload's file: class, priority, and whose request it is.
 
 A line of a file in Mooncake's format may have the keys of `TERMS` beside those of the published traces, as the files of
 `sluice simulate --from-live` do. A key that is missing has the default of `WorkloadRequest`.

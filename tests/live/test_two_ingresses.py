@@ -244,7 +244,7 @@ Sums = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def sums(made: Prometheus, job: str) -> Sums:
-    """What ingresses have counted, added up over the targets of a job, by name and labels."""
+    """The counts of ingresses, added up over the targets of a job, by name and labels."""
     return {
         (name, frozenset(labels.items())): value
         for name in COUNTED
@@ -253,7 +253,7 @@ def sums(made: Prometheus, job: str) -> Sums:
 
 
 def growth(before: Sums, after: Sums) -> Sums:
-    """What has been counted since `before`, without what stands still."""
+    """The counts since `before`, without those that stand still."""
     grown = {one: value - before.get(one, 0.0) for one, value in after.items()}
     return {one: value for one, value in grown.items() if abs(value) > 1e-6}
 
@@ -294,7 +294,7 @@ def alerts(made: Prometheus) -> set[str]:
 async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data(
     app: App, board: int, tmp_path: Path
 ) -> None:
-    """So it is with the replicas as targets, and with the dashboard as the only one, whose sums are the same."""
+    """The replicas are targets in one Prometheus, and the dashboard is the only one in another; its sums are theirs."""
     await asyncio.to_thread(wait_both, app)
     targets = [url.removeprefix("http://") for url in metrics_urls(app)]
     sum_of_all = [f"127.0.0.1:{board}"]

@@ -75,8 +75,11 @@ def test_requests_keep_their_class_priority_and_weight_and_tenants_are_told_apar
     base = variants_of(read(made.write(tmp_path), files_here=True))["base"]
     found = workload(base, 0)
     assert [(one.request_class, one.priority, one.client, one.weight) for one in found] == [
-        ("interactive", -1, "1", 4.0), ("standard", 0, "", 1.0), ("standard", 0, "2", 1.0), ("interactive", -1, "1", 4.0),
-    ]  # fmt: skip
+        ("interactive", -1, "1", 4.0),
+        ("standard", 0, "", 1.0),
+        ("standard", 0, "2", 1.0),
+        ("interactive", -1, "1", 4.0),
+    ]
     # they are judged by the commonest objectives all the same
     assert {one.ttft_slo_s for one in found} == {0.2}
 
