@@ -60,7 +60,7 @@ def _of_router(answer: Mapping[str, Any]) -> Iterator[tuple[str, Rule]]:
         policy = answer.get(stage)
         if policy is None:
             continue
-        default = available.get(stage, {}).get(policy["name"], {}).get("params", {})
+        default = _flat(available.get(stage, {}).get(policy["name"], {}).get("params", {}))
         params = _flat(policy["params"])
         told = {key: value for key, value in params.items() if key not in default or default[key] != value}
         yield f"{stage} policy", Rule(policy["name"], params, told)
