@@ -146,10 +146,11 @@ bench-transfer: setup ## descriptors, prefix hits and posting cost of KV reads b
 bench-versus: setup ## this checkout against another one, in turn, both in pure Python: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
-bench-watching: setup ## live: what a dashboard, open pages and traces cost; traces under kills; a page open for 30 minutes, and a walk through all views and experiments (Chromium) (an hour)
+bench-watching: setup ## live: what a dashboard, open pages and traces cost; traces under kills; a page open for 30 minutes, one beside 1,024 engines, and a walk through all views and experiments (Chromium) (95 minutes)
 	$(PY) -m benchmarks.watching.cost $(ARGS)
 	$(PY) -m benchmarks.watching.traced
 	$(PY) -m benchmarks.watching.opened
+	$(PY) -m tests.dashboard.cost
 	$(PY) -m benchmarks.watching.walk
 
 bench-mfs: setup ## KV reads unscheduled, by EDF and by MFS over one link of 400 Mbit/s, and by MFS with the shipped thresholds (root, Linux, tc; 90 minutes; ARGS="--setup sim": all stages on sim engines)

@@ -36,7 +36,7 @@ from benchmarks.results_io import Stored, load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
 from benchmarks.transfer import report as transfer_report
-from benchmarks.watching import cost_report, opened_report, traced_report, walk_report
+from benchmarks.watching import cost_report, opened_report, page_report, traced_report, walk_report
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
@@ -504,6 +504,11 @@ OTHERS: dict[str, Other] = {
         "A walk through the dashboard of 16 busy sim engines in a browser: views, experiments, a what-if",
         "python -m benchmarks.watching.walk",
         walk_report.rows,
+    ),
+    "watching/page.json": Other(
+        "The dashboard's page beside 1,024 engines: main thread of an update by view, and heap",
+        "python -m tests.dashboard.cost",
+        page_report.rows,
     ),
     "dtype/dtype.json": Other(
         "What float32 costs against bfloat16 on a CPU",

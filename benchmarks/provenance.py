@@ -34,6 +34,7 @@ MISSING = frozenset(
         "peers/real.json",
         "scaling_live/steps.json",
         "streams/streams.json",
+        "watching/page.json",
         "watching/walk.json",
     }
 )

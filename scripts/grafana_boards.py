@@ -8,12 +8,13 @@ predictor, network data) has no data then.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from grafana_foundation_sdk.builders.common import VizLegendOptions
 from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, Row
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.builders.stat import Panel as Stat
+from grafana_foundation_sdk.builders.statetimeline import Panel as Timeline
 from grafana_foundation_sdk.builders.timeseries import Panel as Timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
@@ -21,8 +22,10 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef, GridPos
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "grafana" / "boards"
 JOB = 'job="sluice"'
-WIDTH, HEIGHT, STAT_HEIGHT = 24, 8, 4
-"""Columns of a board in Grafana, and the rows that a chart and a single figure take."""
+WIDTH = 24
+"""Columns of a board in Grafana."""
+SIZES = {"lines": (3, 8), "figure": (6, 4), "times": (1, 12)}
+"""Panels beside one another and the rows that one takes, by the shape of a heading's panels."""
 
 
 class Query(NamedTuple):
@@ -33,15 +36,16 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One panel: its title, the unit of its values by Grafana's names, and what it shows. With `figure` it is the last
-    value as a number, else lines over time.
+    """One panel: its title, the unit of its values by Grafana's names, and what it shows. Its `shape` is "lines" over
+    time, "figure" for the last value as a number, or "times" for the times at which there is a value at all, over the
+    whole width of the board.
     """
 
     title: str
     unit: str
     queries: tuple[Query, ...]
     help: str = ""
-    figure: bool = False
+    shape: Literal["lines", "figure", "times"] = "lines"
 
 
 class Board(NamedTuple):
@@ -59,7 +63,7 @@ def line(title: str, unit: str, *queries: tuple[str, str], help: str = "") -> Pa
 
 def figure(title: str, unit: str, expr: str, legend: str = "") -> Panel:
     """Returns a panel of one number."""
-    return Panel(title, unit, (Query(expr, legend),), figure=True)
+    return Panel(title, unit, (Query(expr, legend),), shape="figure")
 
 
 def gauge(name: str, by: str = "") -> str:
@@ -84,6 +88,9 @@ def quantiles(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"sluice:{name}_seconds:{p}_rate5m", f"{{{{class}}}} {p}") for p in ("p50", "p95"))
 
 
+SERVING = 'sum(sluice:engine_states:count{duty="active", state="ready"}) or vector(0)'
+"""The query of the engines that get requests: warm ones, and those that start, drain or are sick, get none."""
+
 OVERVIEW = Board(
     "overview",
     "Sluice overview",
@@ -94,7 +101,7 @@ OVERVIEW = Board(
             figure("Requests under way", "short", "sluice:in_flight:sum"),
             figure("Queued", "short", "sluice:router_queued:max"),
             figure("In the pool", "short", "sluice:router_pool:max"),
-            figure("Engines", "short", "sum(sluice:engines:count)"),
+            figure("Engines that serve", "short", SERVING),
         ),
         "Objectives": (
             line(
@@ -160,7 +167,7 @@ ENGINES = Board(
     "Sluice engines",
     {
         "By role": (
-            line("Engines", "short", ("sluice:engines:count", "{{role}}")),
+            line("Engines", "short", ("sluice:engine_states:count", "{{role}} {{duty}} {{state}}")),
             line(
                 "KV in use",
                 "percentunit",
@@ -194,6 +201,20 @@ ENGINES = Board(
                 "Steps of a start",
                 "s",
                 (gauge("sluice_engine_start_seconds", "engine, step"), "{{engine}} {{step}}"),
+            ),
+        ),
+        "Role, duty and state of each engine": (
+            Panel(
+                "Role, duty and state",
+                "short",
+                (
+                    Query(
+                        gauge("sluice_engine_state", "engine, role, duty, state"),
+                        "{{engine}} {{role}} {{duty}} {{state}}",
+                    ),
+                ),
+                "A line for each role, duty and state that an engine has had, marked for as long as it had them.",
+                shape="times",
             ),
         ),
         "Trouble": (
@@ -317,6 +338,7 @@ SCALING = Board(
     "Sluice scaling",
     {
         "Now": (
+            figure("Engines that serve", "short", SERVING),
             figure("Engines", "short", "sum(sluice:engines:count)"),
             figure("Replicas wanted", "short", gauge("sluice_router_replicas_wanted")),
             figure("Warm", "short", gauge("sluice_router_warm_engines")),
@@ -395,8 +417,8 @@ def built(board: Board) -> str:
     for heading, panels in board.rows.items():
         made.with_row(Row(heading).grid_pos(GridPos(h=1, w=WIDTH, x=0, y=top)))
         top += 1
-        beside = 6 if panels[0].figure else 3
-        width, height = WIDTH // beside, STAT_HEIGHT if panels[0].figure else HEIGHT
+        beside, height = SIZES[panels[0].shape]
+        width = WIDTH // beside
         for number, panel in enumerate(panels):
             at = GridPos(h=height, w=width, x=number % beside * width, y=top + number // beside * height)
             made.with_panel(_panel(panel).grid_pos(at))
@@ -404,8 +426,15 @@ def built(board: Board) -> str:
     return JSONEncoder(sort_keys=True, indent=2).encode(made.build()) + "\n"
 
 
-def _panel(panel: Panel) -> Stat | Timeseries:
-    made: Stat | Timeseries = Stat() if panel.figure else Timeseries()
+MAKERS: dict[str, type[Stat | Timeseries | Timeline]] = {
+    "lines": Timeseries,
+    "figure": Stat,
+    "times": Timeline,
+}
+
+
+def _panel(panel: Panel) -> Stat | Timeseries | Timeline:
+    made = MAKERS[panel.shape]()
     made.title(panel.title).unit(panel.unit).datasource(
         DataSourceRef(type_val="prometheus", uid="${datasource}")
     )

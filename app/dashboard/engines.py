@@ -83,8 +83,6 @@ class Engines:
             self._nodes.move_to_end(info.id)
         while len(self._nodes) > MOST_NODES:
             self._nodes.popitem(last=False)
-        if before is not None:
-            self._note_policies(before, fleet)
         for engine, info in infos.items():
             known = self.infos.get(engine)
             if known is not None:
@@ -116,12 +114,6 @@ class Engines:
             self._stale = True
         happened, self._happened = self._happened, []
         return happened
-
-    def _note_policies(self, before: Fleet, after: Fleet) -> None:
-        for stage in ("prefill", "decode"):
-            was, now = (getattr(fleet, f"{stage}_policy") for fleet in (before, after))
-            if was != now:
-                self._happened.append(Happened("policy", f"{stage} policy: {was} -> {now}"))
 
     def _note_change(self, was: EngineInfo, now: EngineInfo) -> None:
         if was.pid != now.pid:

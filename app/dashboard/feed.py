@@ -14,6 +14,7 @@ from app.api.extensions import CLASSES, ClassSlo
 from app.dashboard.advice import State, warnings
 from app.dashboard.engines import Engines, Happened
 from app.dashboard.ingresses import Ingresses
+from app.dashboard.policies import Policies
 from app.dashboard.registry import Registry
 from app.dashboard.requests import Requests
 from app.dashboard.rings import KEEP, HeatStrips, Rings, Value
@@ -39,6 +40,7 @@ class Feed:
         self.seq = 0
         self._slo = {name: slo.get(name, ClassSlo()) for name in (*CLASSES, *slo)}
         self._transfers = Transfers()
+        self._policies = Policies()
         self._rings = Rings()
         self._classes = list(CLASSES)
         self._events: deque[Shown] = deque(maxlen=MOST_EVENTS)
@@ -117,12 +119,19 @@ class Feed:
             self._plan, self._no_plan = None, why
             return
         self._no_plan = None
+        for happened in self._policies.autoscaler(answer):
+            self.event(now_s, happened)
         plan = answer.get("plan")
         before, self._plan = self._plan, plan
         if plan is not None and (before is None or _wanted(plan) != _wanted(before)):
             reasons = "; ".join(map(str, answer.get("reasons", ()))) or "no reason given"
             wanted = ", ".join(f"{n} {role}" for role, n in _wanted(plan).items() if n)
             self.event(now_s, Happened("plan", f"plan: {wanted or 'no engine'} ({reasons})"))
+
+    def policies_are(self, now_s: float, answer: Shown) -> None:
+        """Takes in what the router answers about its policies; each one that has changed since is an event."""
+        for happened in self._policies.router(answer):
+            self.event(now_s, happened)
 
     def event(self, at: float, happened: Happened) -> None:
         """Adds an event to those that the page shows."""

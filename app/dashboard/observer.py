@@ -33,6 +33,8 @@ log = logging.getLogger("ray.serve.dashboard")
 TICK_S = 1.0
 PLAN_S = 3.0
 """Seconds between two questions to the autoscaler about its plan."""
+POLICIES_S = 1.0
+"""Seconds between two questions to the router about its policies, while it tells of the fleet."""
 ROUTER_TICK_S = 0.5
 ROUTER_SILENT_TICKS = 6
 """Ticks without figures after which the router is lost, as for an ingress."""
@@ -59,6 +61,7 @@ class Observer:
         self._tasks: list[asyncio.Task[None]] = []
         self._silence = Silence(ROUTER_SILENT_TICKS)
         self._router_ticks: LoopTicks | None = None
+        self._policies_due = False
 
     async def start(self, addresses: list[str]) -> None:
         """Listens at `addresses`, connects in the background, and begins to tell deltas."""
@@ -71,6 +74,7 @@ class Observer:
         self._tasks = [
             asyncio.create_task(self._every(TICK_S, self.tick), name="dashboard"),
             asyncio.create_task(self._every(PLAN_S, self._ask_plan), name="dashboard plan"),
+            asyncio.create_task(self._every(POLICIES_S, self._ask_policies), name="dashboard policies"),
         ]
 
     async def stop(self) -> None:
@@ -132,6 +136,19 @@ class Observer:
         if self._router.channel is not None:
             self._calls.call("scale", b"", answered)
 
+    def _ask_policies(self) -> None:
+        """Asks for the policies where the router has told of the fleet since, as it does after each change of them."""
+
+        def answered(status: int, body: bytes) -> None:
+            if status == 200:
+                self.feed.policies_are(self.now_s(), orjson.loads(body))
+            elif status == 504:
+                self._policies_due = True
+
+        if self._policies_due and self._router.channel is not None:
+            self._policies_due = False
+            self._calls.call("policy", b"", answered)
+
     # ------------------------------------------------------------------------------------------------------ router
 
     def _router_up(self, channel: Channel) -> None:
@@ -157,6 +174,7 @@ class Observer:
                 self.feed.status_is(message, self.now_s())
             case Fleet():
                 self.feed.fleet_is(message)
+                self._policies_due = True
             case PathsSeen():
                 self.feed.paths_are(message)
             case AdminAnswer():

@@ -23,10 +23,11 @@ from app.dashboard.config import Settings
 from app.dashboard.engines import Happened
 from app.dashboard.feed import Feed
 from app.dashboard.observer import Observer
+from app.dashboard.run_marks import RunMarks
 from app.dashboard.run_routes import routes
 from app.dashboard.runs import Runs
 from app.dashboard.server import DashboardApp, DashboardServer
-from app.dashboard.store import RunsConfig
+from app.dashboard.store import RunsConfig, RunStore, default_folder
 from app.dashboard.stream import Stream
 from app.dashboard.whatif import WhatIf
 from app.replicas import finder
@@ -86,6 +87,7 @@ class Dashboard:
         sessions = Sessions(keys, settings.session_s)
         self._runs: Runs | None = None
         self._whatif: WhatIf | None = None
+        self._marks: RunMarks | None = None
         more: list[Route] = []
         runs = runs.within(settings.folder)
         url = runs.url or (ingress.url if ingress.port else None)
@@ -94,6 +96,8 @@ class Dashboard:
             certificates = certificates_of(settings, ingress)
             self._runs = Runs(runs, url, settings.url, key, certificates)
             self._whatif = WhatIf(runs, url, key, certificates)
+            stores = self._runs.store, RunStore(default_folder())
+            self._marks = RunMarks(stores, url, feed.event)
             more = routes(self._runs, self._whatif)
         app = DashboardApp(settings, feed, stream, changes, sessions, more)
         self._server = DashboardServer(app, settings, stream)
@@ -102,6 +106,8 @@ class Dashboard:
         """Listens for ingresses and browsers, and puts back what killed experiments have left."""
         if self._runs is not None:
             self._runs.start_up()
+        if self._marks is not None:
+            self._marks.start()
         await self._observer.start(listen_addresses(self._wire, "dashboard"))
         await self._server.start()
         garbage.settle()
@@ -116,6 +122,8 @@ class Dashboard:
         for commands in (self._runs, self._whatif):
             if commands is not None:
                 await commands.close()
+        if self._marks is not None:
+            self._marks.stop()
         await self._server.stop()
         await self._observer.stop()
 

@@ -221,6 +221,10 @@ ENGINES: dict[str, Metric] = _listed(
     "engine", gauge, "",
     ("slots", "sequences", "Sequences that may decode at the same time."),
     ("kv_blocks", "blocks", "KV blocks that the engine has."),
+    ("state", "always 1",
+        "The state of the engine (`starting`, `ready`, `stalled`, `quarantined`, `draining` or `down`) and its duty "
+        "(`active` or `warm`): each engine has one such series at a time, and those of an earlier state, duty or role "
+        "end.", "state", "duty"),
     ("running", "requests", "Requests that compute in the engine."),
     ("waiting", "requests", "Requests that wait inside the engine."),
     ("kv_blocks_used", "blocks", "KV blocks of the engine that are in use."),
@@ -312,6 +316,7 @@ class FleetCollector(Collector):
         for info in infos:
             figures.add(ENGINES["slots"], info.slots, info.id, info.role)
             figures.add(ENGINES["kv_blocks"], info.kv_blocks, info.id, info.role)
+            figures.add(ENGINES["state"], 1.0, info.id, info.role, info.state, info.duty)
         if status is not None:
             _add_router(figures, status)
             _add_engines(figures, status, infos)

@@ -1,6 +1,6 @@
 """Measures what it costs to watch: a dashboard, pages that are open on it, and traces (`make bench-watching`).
 
-    python -m benchmarks.watching.cost                ten rounds (some 25 minutes)
+    python -m benchmarks.watching.cost                ten rounds (some 40 minutes)
     python -m benchmarks.watching.cost --rounds 20    narrower intervals
     python -m benchmarks.watching.cost --quick        two short rounds, to see that it works
 
@@ -11,8 +11,9 @@ round to round. The dashboard comes and goes on the running application, so that
 processes. A reader takes, splits and parses the whole event stream as the page does, but draws nothing: pages in a
 browser (`--browser`) need cores of their own, which a watcher elsewhere has. All comparisons are paired by round.
 
-Then an application of 64 engines is watched under load: the CPU time and memory of the dashboard's process in windows
-without a page and with three, in turn. The aims are in `benchmarks.watching.cost_report`. A finished round is kept
+An application of 64 engines is watched under load: the CPU time and memory of the dashboard's process in windows
+without a page and with three, in turn. They begin when the dashboard has run for as long as it remembers, because its
+memory grows until then. The aims are in `benchmarks.watching.cost_report`. A finished round is kept
 (`benchmarks.live.kept`), and the same command goes on after it. The exit status is 1 if a request failed.
 """
 
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from app.dashboard.rings import KEEP
 from benchmarks.live import measure, proctree
 from benchmarks.live.collector import collector
 from benchmarks.live.kept import Parts
@@ -65,8 +67,8 @@ ROWS = {
 class Setup:
     """The number of rounds, the load of each row, and the windows at many engines.
 
-    `many_connections` load the application of many engines, whose dashboard is observed for `windows` windows of
-    `window_s` without a page, and as many with pages.
+    `many_connections` load the application of many engines. Its dashboard is observed, after `history_s` of this load,
+    for `windows` windows of `window_s` without a page, and as many with pages.
     """
 
     rounds: int = 10
@@ -76,6 +78,7 @@ class Setup:
     many_prefill: int = 24
     many_decode: int = 40
     many_connections: int = 8
+    history_s: float = float(KEEP)
     windows: int = 10
     window_s: float = 8.0
 
@@ -92,6 +95,7 @@ def quick(setup: Setup) -> Setup:
         plans={number: replace(plan, requests=20 + 2 * number) for number, plan in setup.plans.items()},
         many_prefill=2,
         many_decode=2,
+        history_s=0.0,
         windows=2,
         window_s=1.5,
     )
@@ -158,6 +162,8 @@ class Rounds:
             measure.first_answer(server, "sim", TOKENS)
             app.wait_board()
             with loaded(server, setup.many_connections, setup.seed) as load:
+                self.say(f"the dashboard fills its memory of {setup.history_s:g} s")
+                time.sleep(setup.history_s)
                 for number in range(setup.windows):
                     for pages in (0, OPEN_PAGES) if number % 2 else (OPEN_PAGES, 0):
                         windows.append(self.window(app, server, pages))

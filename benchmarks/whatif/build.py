@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from benchmarks.experiments.base import Config, Metrics
 from benchmarks.sim.cluster import simulate
@@ -14,6 +15,7 @@ from benchmarks.sim.network.background import Background, Static
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.network.topology import Topology, TopologyConfig
 from benchmarks.whatif.config import Base, EngineGroup, NetworkModel, WhatIfError, Workload, validated
+from benchmarks.whatif.terms import with_terms
 from benchmarks.workloads.catalog import WorkloadSpec, build, outcomes_of
 from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
@@ -193,7 +195,8 @@ def _workload(w: Workload, part: str, seed: int) -> tuple[WorkloadRequest, ...]:
         ttft_slo_s=w.ttft_slo_s,
         tpot_slo_s=w.tpot_slo_s,
     )
-    return tuple(build(spec, seed))
+    made = build(spec, seed)
+    return tuple(made if w.file is None else with_terms(made, Path(w.file)))
 
 
 def _forecasts(base: Base, seed: int) -> Forecasting | None:

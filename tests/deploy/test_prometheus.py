@@ -47,6 +47,11 @@ def test_each_alert_fires_in_its_case_and_no_other() -> None:
     promtool("test", "rules", "alerts_test.yml")
 
 
+@needs_promtool
+def test_engines_are_counted_by_role_duty_and_state() -> None:
+    promtool("test", "rules", "rules_test.yml")
+
+
 def test_each_alert_has_a_case_and_a_line_in_the_runbook() -> None:
     cases = yaml.safe_load((FILES / "alerts_test.yml").read_text())["tests"]
     fired = {

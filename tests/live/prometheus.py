@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +56,17 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
-    """Runs a Prometheus whose job `sluice` has these targets, host:port."""
+def prometheus(folder: Path, jobs: Mapping[str, list[str]]) -> Iterator[Prometheus]:
+    """Runs a Prometheus in `folder` that has these jobs of the shipped file, with these targets, host:port."""
     (port,) = free_ports(1)
     config = yaml.safe_load((FILES / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(FILES / name) for name in config["rule_files"]]
-    config["scrape_configs"] = [{"job_name": "sluice", "static_configs": [{"targets": targets}]}]
+    shipped = {job["job_name"]: job for job in config["scrape_configs"]}
+    config["scrape_configs"] = [
+        {**shipped[name], "static_configs": [{"targets": targets}]} for name, targets in jobs.items()
+    ]
+    folder.mkdir(exist_ok=True)
     file, log = folder / "prometheus.yml", folder / "prometheus.log"
     file.write_text(yaml.safe_dump(config))
     command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]

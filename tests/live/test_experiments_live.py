@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from app.dashboard.run_marks import RunMarks
 from app.dashboard.store import BEFORE, RunStore
 from benchmarks.live.experiment.guardian import remember
 from benchmarks.live.servers import ROOT
@@ -57,6 +58,8 @@ def decode_steps(app: Bare) -> tuple[float, ...]:
 
 
 def test_a_burst_is_run_and_measured(app: Bare, tmp_path: Path) -> None:
+    marks = RunMarks([RunStore(tmp_path / "runs")], app.url, lambda at, happened: None)
+    assert marks.look() == []
     process = start(app, tmp_path, plan())
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
@@ -88,6 +91,9 @@ def test_a_burst_is_run_and_measured(app: Bare, tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert run["id"] in shown and "0 failed, 100.0 % of SLOs met" in shown
+    assert [happened.text for _, happened in marks.look()] == [
+        f"experiment {run['name']} began ({run['id']})", f"experiment {run['name']} ended: done",
+    ]  # fmt: skip
 
 
 CHANGES = {"actions": [{"at_s": 1, "policy": {"decode": "round_robin", "dispatch": {"max_queue": 77}}}]}
@@ -323,9 +329,15 @@ def test_what_runs_is_described_and_simulated_beside_what_was_measured(app: Bare
     for group in groups.values():
         assert group["profile"]["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2
     assert base["policies"]["decode"]["name"] == decode_policy(app)
+    with app.client() as client:
+        running = client.policies()
+    assert running.admission is not None and running.fairness is not None
+    assert base["policies"]["admission"]["name"] == running.admission.name
+    assert base["policies"]["fairness"]["name"] == running.fairness.name
     assert "the journal's last 5 minutes" in made.facts["workload"]
     rows = [told(line) for line in made.workload.splitlines()]
     assert len(rows) > 20 and {row["output_length"] for row in rows[-20:]} == {20}
+    assert {row["request_class"] for row in rows[-20:]} == {"interactive"}
     assert made.measured["ttft_mean_s"] is not None and made.measured["tpot_mean_s"] is not None
     made.write(tmp_path / "mine")
     changes = [

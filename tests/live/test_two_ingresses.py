@@ -1,5 +1,5 @@
 """Two ingress replicas on one port: one is killed under streams, and only its own connections are lost. Prometheus adds
-both up, and answers every query of rules and boards.
+both up, and answers every query of rules and boards; so it does where it scrapes the dashboard alone.
 """
 
 import asyncio
@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from app.ingress.metrics import INGRESS
+from benchmarks.live.servers import free_ports
 from tests.deploy.test_prometheus import RECORDED
-from tests.live.prometheus import has_prometheus, prometheus
+from tests.live.prometheus import Prometheus, has_prometheus, prometheus
 from tests.live.serving import PATIENCE_S, App, config_file, serving
 from tests.processes import command_line, ended
 from tests.scripts.test_grafana_boards import NAMES, queries
@@ -51,12 +53,19 @@ def two_ingresses(network: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+def board() -> int:
+    """The port of the dashboard."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, board: int) -> Iterator[App]:
     folder = tmp_path_factory.mktemp("two")
     network = folder / "network.yaml"
     network.write_text("tiers: {0: {bandwidth_bytes_per_s: 1.0e+9}, 3: {bandwidth_bytes_per_s: 1.0e+8}}\n")
     lines = {"SLUICE_LOG_FORMAT": "json", "SLUICE_ACCESS_LOG": "1"}
-    with serving(config_file(folder, "sim.yaml", two_ingresses(network)), environment=lines) as running:
+    config = config_file(folder, "sim.yaml", two_ingresses(network), board=board)
+    with serving(config, environment=lines) as running:
         yield running
 
 
@@ -172,10 +181,10 @@ async def test_log_files_have_a_json_line_for_each_request_and_levels_change_eve
         answer = app.http.put(f"{app.url}/sluice/admin/logs", json=change)
         return int(answer.raise_for_status().json()["told"])
 
-    # Two ingresses, three engines and the autoscaler. An application is ready before all of them are connected, and a
-    # change reaches those that are.
-    await asyncio.to_thread(app.wait, lambda _: told("DEBUG") == 6, "six processes that a change reaches")
-    assert told("INFO") == 6
+    # Two ingresses, three engines, the autoscaler and the dashboard. An application is ready before all of them are
+    # connected, and a change reaches those that are.
+    await asyncio.to_thread(app.wait, lambda _: told("DEBUG") == 7, "seven processes that a change reaches")
+    assert told("INFO") == 7
 
     def its_lines() -> list[dict[str, Any]]:
         return [one for one in log_lines(app, "Ingress") if one.get("request_id") == "one-of-its-own"]
@@ -219,15 +228,81 @@ async def load(app: App, seconds: float) -> Counter[tuple[int, str]]:
     return answered
 
 
+COUNTED = [
+    name
+    for metric in INGRESS
+    if metric.kind != "gauge"
+    for name in (
+        [f"{metric.name}{end}" for end in ("_bucket", "_sum", "_count")] if metric.buckets else [metric.name]
+    )
+]
+"""The series that ingresses count."""
+REPLICAS, BOARD = "sluice", "sluice-dashboard"
+"""The jobs that scrape the replicas and the dashboard."""
+
+Sums = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def sums(made: Prometheus, job: str) -> Sums:
+    """The counts of ingresses, added up over the targets of a job, by name and labels."""
+    return {
+        (name, frozenset(labels.items())): value
+        for name in COUNTED
+        for labels, value in made.query(f'sum without (job, instance, observer) ({name}{{job="{job}"}})')
+    }
+
+
+def growth(before: Sums, after: Sums) -> Sums:
+    """The counts since `before`, without those that stand still."""
+    grown = {one: value - before.get(one, 0.0) for one, value in after.items()}
+    return {one: value for one, value in grown.items() if abs(value) > 1e-6}
+
+
+async def settled(made: Prometheus) -> tuple[Sums, Sums]:
+    """The sums of both jobs once they stand still, which they do while nobody asks for anything: what an ingress has
+    counted is on the dashboard a second later, and in Prometheus with the next scrape.
+    """
+    before = None
+    while True:
+        found = await asyncio.to_thread(lambda: (sums(made, REPLICAS), sums(made, BOARD)))
+        if found == before:
+            return found
+        before = found
+        await asyncio.sleep(4)
+
+
+def engines(made: Prometheus, job: str) -> Counter[tuple[str, str, str]]:
+    """The engines by role, duty and state, as the targets of a job tell."""
+    each = f'max by (engine, role, duty, state) (sluice_engine_state{{job="{job}"}})'
+    return Counter((one["role"], one["duty"], one["state"]) for one, _ in made.query(each))
+
+
+def without_data(made: Prometheus) -> list[str]:
+    """The recorded rules, and queries of panels, that have no data."""
+    asked = [(name, name) for name in RECORDED]
+    asked += [(f"{name}: {title}", expr) for name in NAMES for title, expr in queries(name)]
+    return [what for what, expr in asked if not made.query(expr.replace("$__rate_interval", "1m"))]
+
+
+def alerts(made: Prometheus) -> set[str]:
+    return {one["alertname"] for one, _ in made.query("ALERTS")}
+
+
 @pytest.mark.skipif(
     not has_prometheus(), reason="prometheus is not installed (Debian, Ubuntu: apt-get install prometheus)"
 )
 async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data(
-    app: App, tmp_path: Path
+    app: App, board: int, tmp_path: Path
 ) -> None:
+    """The replicas are targets in one Prometheus, and the dashboard is the only one in another; its sums are theirs."""
     await asyncio.to_thread(wait_both, app)
     targets = [url.removeprefix("http://") for url in metrics_urls(app)]
-    with prometheus(tmp_path, targets) as made:
+    sum_of_all = [f"127.0.0.1:{board}"]
+    with (
+        prometheus(tmp_path / "each", {REPLICAS: targets, BOARD: sum_of_all}) as made,
+        # as the shipped file says for where the replicas cannot be reached
+        prometheus(tmp_path / "alone", {REPLICAS: sum_of_all}) as alone,
+    ):
         counts = 'sum by (code, class) (sluice_requests_total{job="sluice"})'
 
         def counted() -> Counter[tuple[int, str]]:
@@ -239,6 +314,11 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
         await wait(lambda: made.value('count(up{job="sluice"} == 1)') == 2, "two targets that answer")
         # a counter of requests has no series before the first one, but both replicas show this gauge at once
         await wait(lambda: made.value('count(sluice_in_flight{job="sluice"})') == 2, "a scrape of both")
+        # the dashboard answers once both replicas have told their counts for some seconds
+        await wait(lambda: made.value(f'count(up{{job="{BOARD}"}} == 1)') == 1, "the dashboard's sums")
+        await wait(lambda: alone.value('count(up{job="sluice"} == 1)') == 1, "the dashboard as only target")
+        async with asyncio.timeout(PATIENCE_S):
+            at_replicas, at_board = await settled(made)
         before = counted()
         sent = await load(app, 20.0)
         assert set(sent) == {(200, "interactive"), (200, "batch"), (404, "none")}
@@ -246,23 +326,34 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
         replicas_of = made.query('sum by (instance) (sluice_generation_tokens_total{job="sluice"})')
         assert len(replicas_of) == 2
 
-        def without_data() -> list[str]:
-            asked = [(name, name) for name in RECORDED]
-            asked += [(f"{board}: {title}", expr) for board in NAMES for title, expr in queries(board)]
-            return [what for what, expr in asked if not made.query(expr.replace("$__rate_interval", "1m"))]
+        for each in (made, alone):
+            end_s = asyncio.get_running_loop().time() + 60
+            while left := await asyncio.to_thread(without_data, each):
+                assert asyncio.get_running_loop().time() < end_s, (each.url, left)
+                await asyncio.sleep(1)
+            missed = {one["class"]: n for one, n in each.query("sluice:slo_missed:ratio_rate5m")}
+            assert missed == {"interactive": pytest.approx(1.0), "batch": pytest.approx(0.0)}
 
-        end_s = asyncio.get_running_loop().time() + 60
-        while (left := await asyncio.to_thread(without_data)) and asyncio.get_running_loop().time() < end_s:
-            await asyncio.sleep(1)
-        assert left == []
-        missed = {one["class"]: n for one, n in made.query("sluice:slo_missed:ratio_rate5m")}
-        assert missed == {"interactive": pytest.approx(1.0), "batch": pytest.approx(0.0)}
+        serving_now = Counter(
+            {("prefill", "active", "ready"): 1, ("decode", "active", "ready"): 1, ("decode", "warm", "ready"): 1}
+        )
+        for each, job in ((made, REPLICAS), (made, BOARD), (alone, REPLICAS)):
+            await wait(lambda of=each, by=job: engines(of, by) == serving_now, f"{serving_now} by {job}")
+        recorded = {(one["role"], one["duty"], one["state"]): n for one, n in made.query("sluice:engine_states:count")}
+        assert recorded == serving_now
 
-        def known() -> set[str]:
-            return {one["alertname"] for one, _ in made.query("ALERTS")}
+        for each in (made, alone):
+            # the burn rate is over both of its windows, which are as long as what there is to look at
+            await wait(lambda of=each: "SluiceSloBurnsFast" in alerts(of), "the alert of missed objectives")
+            # nothing else is wrong here for longer than between two scrapes; the slow one has the longer windows and
+            # looks at the same misses
+            await wait(lambda of=each: alerts(of) <= BURNS, "no other alert")
 
-        # the burn rate is over both of its windows, which are as long as what there is to look at
-        await wait(lambda: "SluiceSloBurnsFast" in known(), "the alert of objectives that are missed")
-        # nothing else is wrong here for longer than between two scrapes; the slow one has the longer windows and looks
-        # at the same misses
-        await wait(lambda: known() <= BURNS, "no other alert")
+        # what a replica had counted that was killed before stays in the dashboard's sums: growth is compared
+        async with asyncio.timeout(PATIENCE_S):
+            replicas_then, board_then = await settled(made)
+        grown = growth(at_replicas, replicas_then)
+        assert {"sluice_requests_total", "sluice_ttft_seconds_bucket", "sluice_kv_tier_transfer_bytes_total"} <= {
+            name for name, _ in grown
+        }
+        assert growth(at_board, board_then) == pytest.approx(grown)

@@ -3,9 +3,10 @@
     fleet      active, ready engines by group; ranks of one engine count as engines of one barrier
     network    one node: the learnt bandwidth and latency between its engines. Several: a fat tree of the known racks
                and pods, whose NICs have the learnt bandwidth
+    workload   the requests with their classes, priorities and weights; tenants are told apart, and are not named
 
 Not claimed: engines of different speeds in one group, and the objectives of single requests (the commonest pair stands
-for all).
+for all), their limits of time and of output, and whether they must be served by engines of one kind.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import yaml
 from benchmarks.results_io import write_text
 from benchmarks.whatif.live.ask import Live, kind_of
 from benchmarks.whatif.live.errors import FromLiveError
-from benchmarks.whatif.live.requests import Seen, measured
+from benchmarks.whatif.live.requests import SIMULATED_TIMEOUT_S, Seen, measured
 from policies.engine_model.timing import CPU_SMOLLM2, TimingProfile
 
 BASE, WORKLOAD, MEASURED = "base.yaml", "workload.jsonl", "measured.json"
+STAGES = ("prefill", "decode", "admission", "fairness")
+"""The policies of a router that a simulation has, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +100,26 @@ def described(live: Live) -> Described:
         },
         "run": {"seeds": 2},
     }
+    clients = _clients(live.requests)
     lines = [
         {
             "timestamp": round((one.at_s - first_s) * 1e3, 3),
             "input_length": one.prompt_tokens,
             "output_length": one.output_tokens,
             "hash_ids": list(one.hash_ids),
+            "request_class": one.request_class,
+            "priority": one.priority,
+            **({"client": clients[one.tenant]} if one.tenant else {}),
+            "weight": one.weight,
         }
         for one in live.requests
     ]
+    lost = sum(one.lost for one in live.requests)
+    if lost:
+        problems.append(
+            f"{lost} requests have a time limit other than {SIMULATED_TIMEOUT_S:g} s, or must be served by engines of"
+            " one kind: the simulation leaves that out"
+        )
     if not any(one.hash_ids for one in live.requests):
         problems.append(
             "what prompts share is not known here (no policy asks for it, or no prompt is long): they share nothing"
@@ -262,9 +276,18 @@ def _policies(live: Live, problems: list[str]) -> dict[str, Any]:
         problems.append(
             "KV transfers are scheduled by flow agents, which the simulation of a what-if leaves out"
         )
+    chosen: dict[str, Any] = {}
+    for stage in STAGES:
+        policy = live.policies.get(stage)
+        if policy is None:
+            problems.append(
+                f"the server tells of no {stage} policy, because it is older than this command: the simulator's default"
+                " stands for it"
+            )
+        else:
+            chosen[stage] = {key: policy[key] for key in ("name", "params")}
     return {
-        "prefill": {k: live.policies["prefill"][k] for k in ("name", "params")},
-        "decode": {k: live.policies["decode"][k] for k in ("name", "params")},
+        **chosen,
         "dispatch": dispatch,
         **({"predictor": "survival"} if live.learns else {}),
     }
@@ -285,6 +308,14 @@ def _scaling(live: Live, problems: list[str]) -> dict[str, Any]:
             **({"start": steps} if steps else {}),
             "warm": sum(group["warm"] for group in scaling["groups"]),
         }
+    }
+
+
+def _clients(requests: Sequence[Seen]) -> dict[str, str]:
+    """Returns a number as the name of each tenant: the file says which requests are of one, and not of whom."""
+    return {
+        tenant: str(number)
+        for number, tenant in enumerate(dict.fromkeys(one.tenant for one in requests if one.tenant), start=1)
     }
 
 
@@ -311,7 +342,9 @@ def _facts(
         "workload": f"{len(requests)} requests in {seconds:.0f} s, from {live.source}",
         "engines": ", ".join(f"{group['count']} {group['name']} ({group['role']})" for group in groups),
         "nodes": len(nodes),
-        "policies": f"{live.policies['prefill']['name']} and {live.policies['decode']['name']}",
+        "policies": ", ".join(
+            f"{stage} {policy['name']}" for stage in STAGES if (policy := live.policies.get(stage)) is not None
+        ),
         "timing": f"fitted to {sum(fit.rows for fit in live.fits.values())} reports of engines",
         "objectives": f"TTFT {_ms(slo[0])}, TPOT {_ms(slo[1])}",
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.live.stats import percentile
+from benchmarks.sim.config import ControlPlane
 from benchmarks.whatif.live.errors import FromLiveError
 from policies.journal.codec import CodecError, loads
 from policies.journal.lines import JournalError, parse_event
@@ -28,11 +29,15 @@ from predictors.traces import MOONCAKE_BLOCK_TOKENS
 MOST_JOURNAL_BYTES = 64 << 20
 """Most bytes that are read from the end of a journal. ASSUMPTION: they hold some minutes of any load."""
 MOST_REQUESTS = 20_000
+SIMULATED_TIMEOUT_S = ControlPlane().request_timeout_s
+"""The time that every simulated request may take, which is an ingress's default, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request of the live application: its arrival (Unix seconds), lengths, objectives, and how it went."""
+    """A request of the live application: its arrival (Unix seconds), lengths, objectives, how it went, and what its
+    client asked for. `lost` says that it asked for something that the simulation leaves out.
+    """
 
     at_s: float
     ended_s: float
@@ -44,6 +49,11 @@ class Seen:
     ttft_slo_s: float | None
     tpot_slo_s: float | None
     hash_ids: tuple[int, ...] = ()
+    request_class: str = "standard"
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    lost: bool = False
 
 
 def latest(
@@ -152,6 +162,7 @@ def _seen(request: Request, event: ev.Closed) -> Seen:
     assert ended is not None
     # what was refused or failed would have had some length; its limit is all that is known of it
     output = ended.output_tokens if ended.outcome == "finished" else request.max_tokens
+    terms = request.terms
     return Seen(
         request.arrived_s,
         event.now_s,
@@ -160,9 +171,14 @@ def _seen(request: Request, event: ev.Closed) -> Seen:
         ended.outcome,
         ended.ttft_s,
         ended.tpot_s,
-        request.terms.ttft_slo_s,
-        request.terms.tpot_slo_s,
+        terms.ttft_slo_s,
+        terms.tpot_slo_s,
         _hash_ids(request),
+        terms.request_class,
+        terms.priority,
+        terms.tenant,
+        terms.weight,
+        lost=terms.local or terms.mode is not None or terms.timeout_s not in (None, SIMULATED_TIMEOUT_S),
     )
 
 

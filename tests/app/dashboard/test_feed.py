@@ -77,6 +77,8 @@ def test_a_page_that_applies_deltas_has_what_a_new_snapshot_says() -> None:
             feed.fleet_is(
                 fleet(engine("prefill-1", "prefill", duty="warm"), engine("decode-2"), decode="netkv")
             )
+            for max_queue in (9, 77):
+                feed.policies_are(now_s, {"dispatch": {"max_queue": max_queue}})
         feed.status_is(
             status(report("prefill-1"), report(running=second % 3, decode_tokens=10.0 * second)), now_s
         )
@@ -280,11 +282,11 @@ def test_what_changes_in_the_fleet_is_an_event() -> None:
     feed = started()
     assert events(feed.tick(T + 1)) == []
     changed = engine("prefill-1", "decode"), engine(state="quarantined"), engine("decode-2")
-    feed.fleet_is(fleet(*changed, decode="netkv"))
+    feed.fleet_is(fleet(*changed))
     assert sorted(events(feed.tick(T + 2)), key=str) == [
-        ("engine_role", "prefill-1"), ("engine_state", "decode-1"), ("engine_up", "decode-2"), ("policy", None),
+        ("engine_role", "prefill-1"), ("engine_state", "decode-1"), ("engine_up", "decode-2"),
     ]  # fmt: skip
-    feed.fleet_is(fleet(*changed[:2], decode="netkv"))
+    feed.fleet_is(fleet(*changed[:2]))
     delta = feed.tick(T + 3)
     assert events(delta) == [("engine_down", "decode-2")]
     assert delta["engines"] == {"decode-2": None}
@@ -298,6 +300,22 @@ def test_an_engine_that_the_router_calls_quarantined_is_counted_as_that_and_not_
     assert delta["line"]["engines"] == {"ready": 1, "quarantined": 1}
     assert delta["series"]["engines_active"] == 1
     assert delta["engines"]["decode-1"]["state"] == "quarantined"
+
+
+def test_a_change_of_policies_or_of_scaling_is_an_event_and_what_is_there_at_first_is_none() -> None:
+    feed = started()
+    group = {"name": "decode", "min": 1, "max": 2, "keeps_warm": 0, "warm_max": 0, "wanted": None}
+    scale = {"mode": "auto", "policy": {"name": "fixed", "params": {}}, "groups": [group]}
+    feed.policies_are(T + 1, {"admission": {"name": "open", "params": {}}})
+    feed.scaled(T + 1, scale, "")
+    assert events(feed.tick(T + 1)) == []
+    feed.policies_are(T + 2, {"admission": {"name": "by_wait", "params": {"margin": 0.5}}})
+    feed.scaled(T + 2, {**scale, "groups": [{**group, "max": 3}]}, "")
+    delta = feed.tick(T + 2)
+    assert events(delta) == [("policy", None), ("policy", None)]
+    assert [one["text"] for one in delta["events"]] == [
+        "admission policy: open -> by_wait (margin 0.5)", "bounds of decode: max 2 -> 3",
+    ]  # fmt: skip
 
 
 def test_a_router_that_has_just_started_has_not_lost_its_engines() -> None:

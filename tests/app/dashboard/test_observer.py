@@ -155,6 +155,31 @@ async def test_a_policy_is_changed_undone_and_logged(tmp_path: Path) -> None:
         await until(lambda: any(e["kind"] == "admin" for e in board.feed.snapshot()["events"]), "an event")
 
 
+def policy_events(board: Dashboard) -> list[str]:
+    return [one["text"] for one in board.feed.snapshot()["events"] if one["kind"] == "policy"]
+
+
+async def test_a_change_by_anybody_of_any_policy_is_an_event_with_its_parameters(tmp_path: Path) -> None:
+    """The changes are made at the ingress, as the SDK, the command and experiments make them."""
+    async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
+        await until(lambda: board.feed._policies._rules, "the policies of the beginning")
+        seen: list[str] = []
+        for asked, text in (
+            ({"admission": "by_wait"}, "admission policy: open -> by_wait"),
+            (
+                {"admission": {"name": "by_wait", "params": {"margin": 0.5}}},
+                "admission policy: by_wait (margin 0.2 -> 0.5)",
+            ),
+            ({"fairness": "vtc"}, "fairness policy: none -> vtc"),
+            ({"dispatch": {"max_queue": 77}}, "dispatch: max_queue 1024 -> 77"),
+            ({"decode": "netkv"}, "decode policy: join_shortest_queue -> netkv"),
+        ):
+            answer = await made.client.put("/sluice/admin/policy", json=asked)
+            assert answer.status_code == 200, answer.text
+            seen.append(text)
+            await until(lambda: policy_events(board) == seen, text)
+
+
 async def test_what_something_else_has_changed_is_not_undone(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made, dashboard(tmp_path, made.router) as board:
         await until(lambda: board.feed.engines.connected, "a router")

@@ -35,6 +35,22 @@ def values(shown: str, name: str) -> dict[str, float]:
     return {labels: float(value) for labels, value in found}
 
 
+def test_an_engine_has_one_series_of_role_duty_and_state_and_none_when_it_is_gone() -> None:
+    infos = [engine(), engine("decode-2", duty="warm"), engine("prefill-1", "prefill", state="quarantined")]
+
+    def shown() -> dict[str, float]:
+        text = exposition(Registry(set), lambda: Seen(infos, status(), True)).decode()
+        return values(text, "sluice_engine_state")
+
+    assert shown() == {
+        '{duty="active",engine="decode-1",role="decode",state="ready"}': 1.0,
+        '{duty="warm",engine="decode-2",role="decode",state="ready"}': 1.0,
+        '{duty="active",engine="prefill-1",role="prefill",state="quarantined"}': 1.0,
+    }
+    infos = [engine("decode-2", "prefill", state="draining")]
+    assert shown() == {'{duty="active",engine="decode-2",role="prefill",state="draining"}': 1.0}
+
+
 def test_two_replicas_show_what_one_would_that_had_served_both() -> None:
     one, other, both = IngressMetrics("m"), IngressMetrics("m"), IngressMetrics("m")
     for metrics in (one, both):

@@ -108,6 +108,7 @@ async def test_a_scrape_shows_what_the_lists_say_and_what_they_do_not_know(tmp_p
         assert made.metric("sluice_router_decisions_total", decision="prefill") == 1
         assert made.metric("sluice_engine_prefill_tokens_total", engine="p", role="prefill") == 7
         spent = {"engine": "p", "role": "prefill"}
+        assert made.metric("sluice_engine_state", state="ready", duty="active", **spent) == 1
         assert made.metric("sluice_engine_start_seconds", step="process", **spent) > 0
         assert made.metric("sluice_engine_start_seconds", step="weights", **spent) == 0
         assert made.metric("sluice_engine_start_weights_bytes", source="peer", **spent) == 9

@@ -12,8 +12,12 @@ from policies.state import events as ev
 from policies.state.views import Request
 
 
-def arrived(attempt_id: str, at_s: float, prompt: int = 100, **keys: Any) -> ev.Arrived:
-    terms = Terms(ttft_slo_s=0.2)
+ASKED = Terms(ttft_slo_s=0.2)
+
+
+def arrived(
+    attempt_id: str, at_s: float, prompt: int = 100, terms: Terms = ASKED, **keys: Any
+) -> ev.Arrived:
     return ev.Arrived(at_s, Request(attempt_id, at_s, prompt, 50, terms=terms, **keys))
 
 
@@ -40,6 +44,8 @@ def engine(name: str, role: str, node: str = "n", **keys: Any) -> dict[str, Any]
 POLICIES = {
     "prefill": {"name": "join_shortest_queue", "params": {}, "formula": ""},
     "decode": {"name": "round_robin", "params": {}, "formula": ""},
+    "admission": {"name": "open", "params": {}, "formula": ""},
+    "fairness": {"name": "vtc", "params": {}, "formula": ""},
     "dispatch": {"max_queue": 99, "seed": 3},
     "flow": None,
 }
@@ -63,7 +69,8 @@ def live(engines: list[dict[str, Any]], network: dict[str, Any] | None = None, *
         fit, at = fit.added(at, now), now
     fits = {kind_of(one): fit for one in engines}
     requests = keys.pop("requests", [seen(100.0 + i) for i in range(30)])
-    return Live(engines, network or NOTHING_KNOWN, POLICIES, None, fits, requests, "a test", **keys)
+    policies = keys.pop("policies", POLICIES)
+    return Live(engines, network or NOTHING_KNOWN, policies, None, fits, requests, "a test", **keys)
 
 
 PAIR = [engine("prefill-a", "prefill"), engine("decode-a", "decode"), engine("decode-b", "decode")]

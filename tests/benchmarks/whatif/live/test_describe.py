@@ -1,6 +1,7 @@
 """A what-if file made of a running application's facts: fleet, network, problems, and what may be read from it."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from benchmarks.whatif.changes import variants_of
 from benchmarks.whatif.config import WhatIfError, read
 from benchmarks.whatif.live.describe import BASE, described
 from benchmarks.whatif.live.errors import FromLiveError
-from tests.benchmarks.whatif.live.made import NOTHING_KNOWN, PAIR, engine, live, seen
+from benchmarks.workloads.record import WorkloadError
+from policies.admission.by_wait import ByWait
+from policies.admission.registry import admission_policy
+from policies.journal.codec import dumps, loads
+from policies.journal.lines import choice_of
+from tests.benchmarks.whatif.live.made import NOTHING_KNOWN, PAIR, POLICIES, engine, live, seen
 
 
 def test_the_file_has_the_fleet_and_can_be_simulated(tmp_path: Path) -> None:
@@ -36,6 +42,66 @@ def test_the_file_has_the_fleet_and_can_be_simulated(tmp_path: Path) -> None:
     assert [round(one.at_s, 3) for one in requests] == [float(i) for i in range(30)]
     assert "1 engines that are warm" in made.problems[0]
     assert "# problem: " in made.text and "a test" in made.text
+
+
+def test_admission_and_fairness_are_simulated_as_they_run(tmp_path: Path) -> None:
+    """The parameters are those of the router's answer, whose JSON spells infinity."""
+    by_wait = choice_of(ByWait(margin=0.5, hold_s=math.inf))
+    running = {
+        **POLICIES,
+        "admission": {"name": by_wait.name, "params": loads(dumps(by_wait.params)), "formula": ""},
+        "fairness": {"name": "none", "params": {}, "formula": ""},
+    }
+    made = described(live(PAIR, policies=running))
+    assert "admission by_wait, fairness none" in made.facts["policies"]
+    config = sim_config(variants_of(read(made.write(tmp_path), files_here=True))["base"], 0)
+    assert admission_policy(*config.admission) == ByWait(margin=0.5, hold_s=math.inf)
+    assert config.fairness == ("none", {})
+
+
+def test_a_policy_that_an_older_server_does_not_tell_is_a_problem(tmp_path: Path) -> None:
+    made = described(live(PAIR, policies={**POLICIES, "admission": None, "fairness": None}))
+    assert "the server tells of no admission policy" in "\n".join(made.problems)
+    assert "the server tells of no fairness policy" in "\n".join(made.problems)
+    policies = read(made.write(tmp_path), files_here=True).policies
+    assert (policies.admission.name, policies.fairness.name) == ("open", "vtc")
+
+
+def test_requests_keep_their_class_priority_and_weight_and_tenants_are_told_apart(tmp_path: Path) -> None:
+    mine = {"request_class": "interactive", "priority": -1, "tenant": "a secret name", "weight": 4.0}
+    requests = [seen(100.0, **mine), seen(101.0), seen(102.0, tenant="another"), seen(103.0, **mine)]
+    made = described(live(PAIR, requests=requests))
+    assert "secret" not in made.workload + made.text
+    base = variants_of(read(made.write(tmp_path), files_here=True))["base"]
+    found = workload(base, 0)
+    assert [(one.request_class, one.priority, one.client, one.weight) for one in found] == [
+        ("interactive", -1, "1", 4.0),
+        ("standard", 0, "", 1.0),
+        ("standard", 0, "2", 1.0),
+        ("interactive", -1, "1", 4.0),
+    ]
+    # they are judged by the commonest objectives all the same
+    assert {one.ttft_slo_s for one in found} == {0.2}
+
+
+def test_what_a_simulation_leaves_out_of_requests_is_a_problem() -> None:
+    requests = [seen(100.0 + i, lost=i < 3) for i in range(30)]
+    assert "3 requests have a time limit" in "\n".join(described(live(PAIR, requests=requests)).problems)
+    assert "time limit" not in "\n".join(described(live(PAIR)).problems)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"priority": 0.5}, {"priority": True}, {"weight": 0}, {"weight": "2"}, {"client": ""}, {"request_class": 3}],
+)
+def test_terms_that_are_none_are_refused_with_their_line(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    row = {"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": []}
+    file = tmp_path / "own.jsonl"
+    file.write_text(f"{json.dumps(row)}\n{json.dumps({**row, **wrong})}\n")
+    base = variants_of(read(described(live(PAIR)).write(tmp_path)))["base"]
+    changed = base.model_copy(update={"workload": base.workload.model_copy(update={"file": str(file)})})
+    with pytest.raises(WorkloadError, match=f"own.jsonl:2: {next(iter(wrong))} must be"):
+        workload(changed, 0)
 
 
 def test_bandwidth_is_what_pairs_have_learnt() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.whatif.live.requests import measured, requests_of
+from policies.request.terms import Mode, Terms
 from policies.state import events as ev
 from tests.benchmarks.whatif.live.made import arrived, closed, seen
 
@@ -34,6 +35,25 @@ def test_requests_are_read_from_events() -> None:
     assert kv_bytes == (2_400.0, 120.0)
     # two choices, and a client that left
     assert left_out == 2
+
+
+def test_what_clients_asked_for_is_read_and_what_the_simulation_lacks_is_marked() -> None:
+    asked = [
+        Terms(-1, "interactive", tenant="a key", weight=4.0, timeout_s=600.0),
+        Terms(timeout_s=None),
+        Terms(timeout_s=5.0),
+        Terms(local=True),
+        Terms(mode=Mode.COLOCATED),
+    ]
+    events: list[ev.Event] = []
+    for number, terms in enumerate(asked):
+        events += [arrived(f"r{number}-1", float(number), terms=terms), closed(f"r{number}-1", 100.0)]
+    found, _, _ = requests_of(events)
+    first, second, *others = found
+    assert (first.priority, first.request_class, first.tenant, first.weight) == (-1, "interactive", "a key", 4.0)
+    assert (second.priority, second.request_class, second.tenant, second.weight) == (0, "standard", "", 1.0)
+    assert [first.lost, second.lost] == [False, False]
+    assert [one.lost for one in others] == [True] * 3
 
 
 def test_blocks_of_512_tokens_are_named_by_the_last_small_block_in_them() -> None:
