@@ -5,8 +5,8 @@ priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
 user (OpenAI's own field)           x-sluice-user; predictors learn output lengths for each user
--                                   x-sluice-timeout-s (the total time that the request may take, at most the
-                                    operator's `request_timeout_s`)
+-                                   x-sluice-timeout-s (the total time that the request may take, at most what its API
+                                    key allows, or the operator's `request_timeout_s`)
 -                                   x-sluice-migrate (on or off: whether another engine may go on with an answer)
 -                                   x-sluice-mode (colocated or disaggregated: only engines of that kind serve
                                     it; for measurements, by administrators: `app.ingress.admin`)
@@ -51,7 +51,7 @@ class Defaults:
     `completion_tokens` is the max_tokens of a completion (16 at OpenAI), `timeout_s` the total time that a request may
     take (None: no limit), and `class_slo` the latency targets of each class. `least_priority` (None: any) is the most
     urgent priority that the request may ask for, and has at most if it asks for none. It comes of the request's API
-    key, as `tenant` and `weight` do; where keys are off, `tenant` is "" here.
+    key, as `tenant`, `weight` and, where the key has one, `timeout_s` do; where keys are off, `tenant` is "" here.
     """
 
     completion_tokens: int = 16
@@ -81,6 +81,8 @@ def terms_of(
         priority, request_class = least, class_of(least)
     ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
     of_class = defaults.class_slo.get(request_class, ClassSlo())
+    # a client could overtake everybody with an objective of a millisecond
+    presses = ttft_slo_s is None or (of_class.ttft_s is not None and ttft_slo_s >= of_class.ttft_s)
     return Terms(
         priority=priority,
         request_class=request_class,
@@ -93,6 +95,7 @@ def terms_of(
         migrate=migrate_of(headers),
         tenant=defaults.tenant,
         weight=defaults.weight,
+        slo_presses=presses,
     )
 
 

@@ -41,7 +41,7 @@ class Plan:
     `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
     is the field that `max_tokens` came from. `unnamed` is the tenant that the request counts for where no API key names
     one. `kept_bytes` is the memory of what is kept beside the prompts until the answer ends: lists, schemas, and the
-    body if engines get it.
+    body if engines get it. `limits_itself` says whether the client allows the request less time than the server does.
     """
 
     chat: bool
@@ -63,6 +63,7 @@ class Plan:
     engine_chat: bytes | None = None
     unnamed: str = ""
     kept_bytes: int = 0
+    limits_itself: bool = False
 
     def check_lengths(self, fewest_tokens: Callable[[str], int], max_model_len: int) -> None:
         """Raises `ApiError` 400 if a prompt cannot fit the context; a text has `fewest_tokens` tokens at least."""
@@ -133,7 +134,7 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
     """
     request = parse(ChatRequest, body)
     refuse_unsupported(request.model_extra, CHAT_UNSUPPORTED)
-    plan = _common(request, terms_of(request, headers, defaults), headers, chat=True)
+    plan = _common(request, terms_of(request, headers, defaults), headers, defaults, chat=True)
     if request.max_completion_tokens is not None:
         plan.max_tokens, plan.max_tokens_param = request.max_completion_tokens, "max_completion_tokens"
     if request.logprobs:
@@ -173,7 +174,7 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults
         raise bad_request(
             "'echo' with 'logprobs' cannot be served disaggregated.", "x-sluice-mode", "invalid_value"
         )
-    plan = _common(request, terms, headers, chat=False)
+    plan = _common(request, terms, headers, defaults, chat=False)
     if request.best_of is not None and request.best_of != plan.n:
         raise bad_request(
             "'best_of' is supported only where it equals 'n'.", "best_of", "unsupported_parameter"
@@ -221,7 +222,12 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
 
 
 def _common(
-    request: ChatRequest | CompletionRequest, terms: Terms, headers: dict[bytes, bytes], *, chat: bool
+    request: ChatRequest | CompletionRequest,
+    terms: Terms,
+    headers: dict[bytes, bytes],
+    defaults: Defaults,
+    *,
+    chat: bool,
 ) -> Plan:
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' needs 'stream': true.", "stream_options", "invalid_value")
@@ -258,6 +264,8 @@ def _common(
         user=name_of(request.user, headers, "x-sluice-user"),
         add_special_tokens=True,
         kept_bytes=kept_bytes,
+        # no request has more time than that
+        limits_itself=terms.timeout_s != defaults.timeout_s,
     )
 
 

@@ -57,6 +57,7 @@ class IngressConfig:
     1.0 GiB.
     """
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
+    """Longest time that a request may take in all, with the whole of its stream; an API key may have another."""
     max_retries: Annotated[int, Whole(0)] = 2
     """Attempts that may follow those which failed without output of their own."""
     max_migrations: Annotated[int, Whole(0)] = 2

@@ -167,6 +167,7 @@ class HttpExchange:
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
                 kept=self._kept,
+                limits_itself=plan.limits_itself,
             )
             parts = self._choices[spec.first_choice : spec.first_choice + plan.n]
             request = IngressRequest(spec, parts, self, self._requests.connections)

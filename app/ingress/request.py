@@ -65,7 +65,7 @@ class RequestSpec:
     `request_id` is the answer's id without its prefix (chatcmpl- or cmpl-); `client_request_id` is the client's own id,
     if it sent one. `text` is the prompt where the client sent text; it is read only to make the router's hints.
     `first_choice` is the index of the prompt's first choice in the answer. With `kept`, the attempts of all prompts are
-    kept there for a trace.
+    kept there for a trace. `limits_itself` says whether the client allows less time than the server does.
     """
 
     tokens: list[int]
@@ -81,6 +81,7 @@ class RequestSpec:
     user: str = ""
     text: str | None = None
     kept: Kept | None = None
+    limits_itself: bool = False
 
 
 class Client(Protocol):
@@ -478,11 +479,6 @@ class IngressRequest(Connected):
 
     # --------------------------------------------------------------------------------------------------- client
 
-    def _limits_itself(self) -> bool:
-        """Returns whether the client allows less time than the server does."""
-        timeout_s = self.terms.timeout_s
-        return timeout_s is not None and timeout_s < self._connections.config.request_timeout_s
-
     def has(self, index: int) -> bool:
         return index < self.spec.choices
 
@@ -510,7 +506,7 @@ class IngressRequest(Connected):
             )  # fmt: skip
             if failure.code == blamed.code:
                 message = told_of(blamed)
-        if failure.code == "deadline" and self._limits_itself():
+        if failure.code == "deadline" and self.spec.limits_itself:
             message = "The request took longer than its 'x-sluice-timeout-s' allows."
             self.timed_out = self.times.routed_s is not None
         self._client.failed(

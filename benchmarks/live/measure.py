@@ -113,7 +113,8 @@ def probe(server: Server, model: str, tokens: int, path: str = CHAT) -> dict[str
     body = client.body_of(
         model, text, tokens, chat=path == CHAT, extra={"stream_options": {"include_usage": True}}
     )
-    result = client.drive(client.Load(server.command.port, path, [body], 1, 1, 120.0))
+    command = server.command
+    result = client.drive(client.Load(command.port, path, [body], 1, 1, 120.0, heads=[command.head]))
     if result.failures or result.usage is None:
         raise MeasureError(
             f"{server.command.name}: a first request failed: {dict(result.failures) or 'no usage'}"
@@ -147,17 +148,20 @@ def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     count = min(4 * plan.concurrency, 64, plan.requests)
     # The prompts differ from the measured ones, so that the measured ones have no prefix hits.
     texts = prompts(seed + 1, count, words=plan.prompt_words + 1)
-    load = client.Load(server.command.port, plan.path, bodies(model, texts, min(plan.tokens, 16), plan.path),
-                       plan.concurrency, count, 60.0)  # fmt: skip
-    client.drive(load)
+    sent, command = bodies(model, texts, min(plan.tokens, 16), plan.path), server.command
+    heads = [command.head] * len(sent)
+    client.drive(
+        client.Load(command.port, plan.path, sent, plan.concurrency, count, 60.0, heads=heads)
+    )
 
 
 def with_python(server: Server, model: str, plan: Plan, seed: int) -> Measurement:
     """Measures the server with the Python client."""
 
     def run(sent: Sequence[bytes]) -> client.LoadResult:
-        port = server.command.port
-        return client.drive(client.Load(port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s))
+        port, heads = server.command.port, [server.command.head] * len(sent)
+        load = client.Load(port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s, heads=heads)
+        return client.drive(load)
 
     result, common = _loaded(server, model, plan, seed, run, lambda result: result.client_cpu_s)
     gaps = [seconds / max(1, plan.tokens - 1) for seconds in result.stream_s]
@@ -175,8 +179,8 @@ def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str)
     """Measures the server with wrk, for `max_s` whole seconds."""
 
     def run(sent: Sequence[bytes]) -> wrk.WrkResult:
-        seconds = max(1, int(plan.max_s))
-        return wrk.run(executable, server.command.port, plan.path, sent, plan.concurrency, seconds)
+        seconds, command = max(1, int(plan.max_s)), server.command
+        return wrk.run(executable, command.port, plan.path, sent, plan.concurrency, seconds, command.head)
 
     result, common = _loaded(server, model, plan, seed, run, lambda result: result.cpu_s)
     quantiles = {"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3, "p99": result.p99_s * 1e3}

@@ -51,7 +51,7 @@ class Command:
     """A server to run.
 
     `ports` must be free before and after the run. `ready_path` answers 200 once requests are served. `cwd` is the
-    checkout whose code serves.
+    checkout whose code serves. `head` has further header lines that the load's requests have, such as an API key.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 300.0
     cwd: Path = ROOT
+    head: Sequence[str] = ()
 
     @property
     def all_ports(self) -> tuple[int, ...]:

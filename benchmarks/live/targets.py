@@ -77,9 +77,14 @@ def bare() -> Command:
     return Command("bare listener", argv, port, timeout_s=20.0)
 
 
-def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
-    """Returns the command of Sluice on `prefill` + `decode` sim engines."""
-    return sluice_app("Sluice, sim engines", folder / "sim.yaml", sim_args(timing, prefill, decode), 120.0)
+def sim(
+    folder: Path, timing: SimTiming, prefill: int, decode: int, options: Mapping[str, Any] | None = None
+) -> Command:
+    """Returns the command of Sluice on `prefill` + `decode` sim engines, with these options of the ingress."""
+    args = sim_args(timing, prefill, decode)
+    if options:
+        args["ingress"] = {"options": dict(options)}
+    return sluice_app("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
 
 
 def sim_args(timing: SimTiming, prefill: int, decode: int) -> dict[str, Any]:

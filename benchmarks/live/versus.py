@@ -3,11 +3,13 @@
     python -m benchmarks.live.versus --base ../other-checkout                     rounds of all rows (some 25 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --together          both serve all the time (15 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --only decisions    without the servers
+    python -m benchmarks.live.versus --base ../other-checkout --keys              requests have an API key
     python -m benchmarks.live.versus --pure --together                            compiled modules against pure Python
 
 In every round each checkout serves sim engines for all rows, one checkout after the other, loaded by the same client of
 this checkout. With --together both serve all the time, one idle while the other is loaded, and alternate by row; their
-processes then share the caches of the machine. The order changes from round to round. The decisions are measured with
+processes then share the caches of the machine. With --keys each checkout that knows API keys has a key file with one
+key, without limits, and every request has this key: a base from before them shows what they cost. The order changes from round to round. The decisions are measured with
 `python -m benchmarks.decisions` of each checkout, also alternately. The result of a row is the ratio ours / base,
 paired by round: its geometric mean and the 95 % interval of Student's t on the logarithms. The measures are CPU times,
 latencies and the inverse of requests/s, so a ratio above 1 is worse. A second table gives the CPU time of each process
@@ -51,6 +53,8 @@ ROWS: Mapping[str, tuple[str, Plan]] = {
 }
 LIMIT = 1.02
 """A row is marked as worse where its whole interval lies above this ratio."""
+KEY_COMMAND = "app/ingress/tenants/command.py"
+"""The module of a checkout that makes API keys; one from before them has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +119,35 @@ def pure_of(base: Path, side: str) -> dict[str, str]:
     return {"SLUICE_PURE": "" if (side, base) == ("ours", ROOT) else "1"}
 
 
-def served_by(checkout: Path, folder: Path, variables: Mapping[str, str] | None = None) -> Command:
-    """Returns the command that serves sim engines from a checkout, whose modules are imported in all processes."""
+def served_by(
+    checkout: Path, folder: Path, variables: Mapping[str, str] | None = None, keys: bool = False
+) -> Command:
+    """Returns the command that serves sim engines from a checkout, whose modules are imported in all processes. With
+    `keys` its requests have an API key, if the checkout knows them. Raises CalledProcessError if no key can be made.
+    """
     folder.mkdir()
-    command = targets.sim(folder, targets.SimTiming(), prefill=1, decode=1)
+    options, head = with_key(checkout, folder / "keys.json") if keys else ({}, [])
+    command = targets.sim(folder, targets.SimTiming(), prefill=1, decode=1, options=options)
     env = {**command.env, "PYTHONPATH": str(checkout), "RAY_worker_niceness": "0"} | dict(variables or {})
-    return replace(command, name=f"Sluice at {checkout.name}", cwd=checkout, env=env)
+    return replace(command, name=f"Sluice at {checkout.name}", cwd=checkout, env=env, head=head)
+
+
+def with_key(checkout: Path, file: Path) -> tuple[dict[str, Any], list[str]]:
+    """Makes a key file with one key, by the checkout's own command, because its form may differ. Returns the ingress's
+    options that name the file, and the header lines that have the key; nothing for a checkout that knows no keys.
+    """
+    if not (checkout / KEY_COMMAND).exists():
+        return {}, []
+    module = KEY_COMMAND.removesuffix(".py").replace("/", ".")
+    made = subprocess.run(
+        python("-m", module, "create", "--tenant", "versus", "--file", str(file)),
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {"key_file": str(file)}, [f"authorization: Bearer {made.stdout.strip()}"]
 
 
 def sample_of(case: measure.Measurement, number: int, row: str, side: str) -> dict[str, Any]:
@@ -141,12 +168,19 @@ class Sides:
     """
 
     def __init__(
-        self, base: Path, folder: Path, seed: int, executable: str | None, rows: Sequence[str] = ()
+        self,
+        base: Path,
+        folder: Path,
+        seed: int,
+        executable: str | None,
+        rows: Sequence[str] = (),
+        keys: bool = False,
     ) -> None:
         self.checkouts = {"base": base, "ours": ROOT}
         self.folder = folder
         self.seed = seed
         self.executable = executable
+        self.keys = keys
         self.rows = {
             name: row
             for name, row in ROWS.items()
@@ -156,7 +190,10 @@ class Sides:
     def served(self, side: str, part: str) -> AbstractContextManager[Server]:
         """Returns the context in which a checkout serves; `part` names its folder."""
         command = served_by(
-            self.checkouts[side], self.folder / f"{side}{part}", pure_of(self.checkouts["base"], side)
+            self.checkouts[side],
+            self.folder / f"{side}{part}",
+            pure_of(self.checkouts["base"], side),
+            self.keys,
         )
         return running(command, lambda text: print(text, flush=True))
 
@@ -194,11 +231,17 @@ class Sides:
 
 
 def serve_rounds(
-    base: Path, rounds: int, seed: int, executable: str | None, together: bool, rows: Sequence[str] = ()
+    base: Path,
+    rounds: int,
+    seed: int,
+    executable: str | None,
+    together: bool,
+    rows: Sequence[str] = (),
+    keys: bool = False,
 ) -> list[dict[str, Any]]:
     """Returns the samples of every row, round and checkout. Raises ServerError and MeasureError."""
     with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder:
-        sides = Sides(base, Path(folder), seed, executable, rows)
+        sides = Sides(base, Path(folder), seed, executable, rows, keys)
         return list(sides.together(rounds) if together else sides.in_turn(rounds))
 
 
@@ -320,6 +363,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", choices=("serve", "decisions"), help="only one half")
     parser.add_argument("--together", action="store_true", help="both checkouts serve all the time")
+    parser.add_argument("--keys", action="store_true", help="requests have an API key")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "versus")
@@ -327,7 +371,10 @@ def main(argv: list[str] | None = None) -> int:
     other, started_s, machine = args.base.resolve(), time.time(), facts("benchmarks.live.versus")
     samples: list[dict[str, Any]] = []
     if args.only != "decisions":
-        samples += serve_rounds(other, args.rounds, args.seed, wrk.find(args.wrk), args.together, args.row)
+        executable = wrk.find(args.wrk)
+        samples += serve_rounds(
+            other, args.rounds, args.seed, executable, args.together, args.row, args.keys
+        )
     if args.only != "serve":
         samples += decision_rounds(other, args.rounds, args.calls, args.seed)
     found, processes = ratios(samples), shares(samples)
@@ -341,6 +388,7 @@ def main(argv: list[str] | None = None) -> int:
         "rounds": args.rounds,
         "seed": args.seed,
         "together": args.together,
+        "keys": args.keys,
         "took_s": round(time.time() - started_s),
         "ratios": [asdict(r) for r in found],
         "processes": [asdict(one) for one in processes],

@@ -1,13 +1,18 @@
 -- wrk script: POSTs the request bodies of a file in turn and prints its summary as one JSON line.
--- wrk -s wrk.lua URL -- PATH BODIES_FILE      (one JSON body a line)
+-- wrk -s wrk.lua URL -- PATH BODIES_FILE [HEADER...]      (one JSON body a line; further header lines)
 -- Answers are counted by wrk's own HTTP parser (a whole chunked body, status 2xx or 3xx); their text is not looked at.
 
 local requests = {}
 local turn = 0
 
 function init(args)
+  local headers = { ["Content-Type"] = "application/json" }
+  for i = 3, #args do
+    local name, value = args[i]:match("^([^:]+): (.*)$")
+    headers[name] = value
+  end
   for body in io.lines(args[2]) do
-    requests[#requests + 1] = wrk.format("POST", args[1], { ["Content-Type"] = "application/json" }, body)
+    requests[#requests + 1] = wrk.format("POST", args[1], headers, body)
   end
 end
 

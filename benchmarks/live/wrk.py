@@ -44,15 +44,23 @@ def find(path: str | None) -> str | None:
 
 
 def run(
-    executable: str, port: int, path: str, bodies: Sequence[bytes], concurrency: int, seconds: int
+    executable: str,
+    port: int,
+    path: str,
+    bodies: Sequence[bytes],
+    concurrency: int,
+    seconds: int,
+    head: Sequence[str] = (),
 ) -> WrkResult:
-    """Loads 127.0.0.1:`port` for `seconds` from one thread and returns the result. Raises WrkError."""
+    """Loads 127.0.0.1:`port` for `seconds` from one thread, with further header lines `head`, and returns the result.
+    Raises WrkError.
+    """
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         file.write(b"\n".join(bodies) + b"\n")
         file.flush()
         command = [
             executable, "-t1", f"-c{concurrency}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPT),
-            f"http://127.0.0.1:{port}{path}", "--", path, file.name,
+            f"http://127.0.0.1:{port}{path}", "--", path, file.name, *head,
         ]  # fmt: skip
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + SLACK_S, check=False)

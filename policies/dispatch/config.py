@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Annotated, Any
 
 from policies.flow.fetch_or_recompute import FetchConfig
@@ -13,10 +12,18 @@ from policies.state.outliers import OutlierLimits
 from policies.state.views import PoolEntry
 
 BY_POLICY = "by_policy"
-_BY_LEASE: Callable[[PoolEntry], float] = attrgetter("starves_from_s")
+StarvesFrom = Callable[[PoolEntry, float], float]
+"""A function that returns the time after which a pool entry that fits nowhere is starving, as seen at a time."""
 
 
-def _by_lease_or_slo(entry: PoolEntry) -> float:
+def _by_lease(entry: PoolEntry, now_s: float) -> float:
+    return entry.starves_from_s
+
+
+def _by_lease_or_slo(entry: PoolEntry, now_s: float) -> float:
+    # an objective that is missed already is worth nobody's wait
+    if now_s > entry.slo_until_s:
+        return entry.starves_from_s
     return min(entry.starves_from_s, entry.slo_from_s)
 
 
@@ -54,16 +61,17 @@ class DispatchConfig:
     """A pool entry is rescued this long before its lease ends, but not before two thirds of the lease have passed."""
     starvation_s: Annotated[float, Number(low=0, unit="s", endless=True)] | None = None
     """Age from which a pool entry that fits nowhere is starving: no entry behind it may be sent before it. With null it
-    is two thirds of the entry's lease as granted (20 s with the default of 30 s), or with `overdue_by_slo` of its TTFT
-    objective if that is sooner. With infinity none ever starves, as in the papers, which have no such rule: a large
-    prompt among small ones then waits for as long as these fill every gap at once (`tests/parity/test_pool_waits.py`
-    has both).
+    is two thirds of the entry's lease as granted (20 s with the default of 30 s). With `overdue_by_slo` it starves in
+    the last third of its TTFT objective as well, if that comes sooner, but no longer once it has missed it. With
+    infinity none ever starves, as in the papers, which have no such rule: a large prompt among small ones then waits
+    for as long as these fill every gap at once (`tests/parity/test_pool_waits.py` has both).
     """
     # Whoever gives a class an objective wants it met; without one in `class_slo` nothing changes. Beyond the objective
-    # an entry is no more overdue by it, so that an overloaded pool is not served first come, first served.
+    # an entry presses no more, so that an overloaded pool is not served first come, first served.
     overdue_by_slo: bool = True
-    """Whether a pool entry is placed before all others while it is about to miss its TTFT objective, from two thirds of
-    it on; without that only entries are whose lease is about to end (the papers have no such rule).
+    """Whether a pool entry is placed before all others of its class while it is about to miss its TTFT objective, in
+    the last third of it. An objective that a client has named counts only if it is no shorter than that of its class in
+    `class_slo`. Without this rule only entries go first whose lease is about to end (the papers have no such rule).
     """
     reserve_tokens: Annotated[int, Whole(0, unit="tokens")] = 16
     """Free KV that a decode worker must have for each sequence in addition to the prompt."""
@@ -122,12 +130,12 @@ class DispatchConfig:
             )
 
     @property
-    def starves_from_s(self) -> Callable[[PoolEntry], float]:
-        """A function that returns the time after which a pool entry that fits nowhere is starving."""
+    def starves_from_s(self) -> StarvesFrom:
+        """The rule that says when an entry starves."""
         limit_s = self.starvation_s
         if limit_s is None:
-            return _by_lease_or_slo if self.overdue_by_slo else _BY_LEASE
-        return lambda entry: entry.entered_s + limit_s
+            return _by_lease_or_slo if self.overdue_by_slo else _by_lease
+        return lambda entry, now_s: entry.entered_s + limit_s
 
     def overcommit_for(self, decode: DecodePolicy) -> Overcommit:
         """Returns when a decode policy is offered workers without a free slot."""

@@ -42,7 +42,7 @@ prefill worker drains.
 Nothing overtakes the head of the prefill queue, unless no ready worker serves its mode, or with `vtc`, unless only some
 workers do: then it waits aside, and is tried again at each tick and each change of the workers, and with `vtc` when
 room was freed. In the pool an entry that fits nowhere is passed over until it starves (`starvation_s`); then nothing
-behind it is sent before it. Leases are renewed while entries wait (`policies.request.life`).
+behind it is sent before it, for as long as it starves. Leases are renewed while entries wait (`policies.request.life`).
 
 Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
@@ -55,7 +55,8 @@ Most events change nothing for waiting requests, so each event wakes only the pa
     an engine reported                  the head, if it fits that worker      the whole pool, if the last report was
                                                                               stale
     a request or entry came             the head, if it is new                the new entries (`PoolScan`)
-    a starving entry left               -                                     the whole pool
+    a starving entry left, or has
+    missed its TTFT objective           -                                     the whole pool
 
 Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision, as does a
 prompt that has become cached. A tick tries again where only time has passed, or where a policy declined. One event
@@ -291,7 +292,7 @@ class Dispatcher:
         if self._sharing.counts:
             self._sharing.look_at_pool()
         if self.state.pool_size:
-            room_came = retry_all or self._pool_wakes(freed_workers)
+            room_came = retry_all or self._pool_wakes(freed_workers, now_s)
             self._scan.scan(
                 room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
             )
@@ -427,12 +428,12 @@ class Dispatcher:
             self._prefill_fits(head, worker, event.now_s) for worker in self._ready(freed_workers | reported)
         )
 
-    def _pool_wakes(self, freed_workers: set[WorkerId]) -> bool:
-        """Whether to scan the whole pool: a decode worker has freed room and may take a sequence, or the last scan
-        ended at a starving entry and an entry has left since.
+    def _pool_wakes(self, freed_workers: set[WorkerId], now_s: float) -> bool:
+        """Whether to scan the whole pool: a decode worker has freed room and may take a sequence, or entries were not
+        tried behind a starving one, and it starves no more or an entry has left since.
         """
         extra = self._overcommit_slots
-        return self._scan.unblocked() or any(
+        return self._scan.unblocked(now_s) or any(
             self.state.may_decode_more(worker, extra) for worker in freed_workers
         )
 

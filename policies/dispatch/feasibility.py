@@ -15,10 +15,11 @@ too: at most `overcommit_slots` sequences may be sent to it beyond them, and wai
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from policies.dispatch.config import StarvesFrom
 from policies.record import record
 from policies.request.terms import Mode
 from policies.routing.base import Overcommit
@@ -309,14 +310,14 @@ class FeasibleEntries(Sequence[Placeable]):
     """The pool entries that fit somewhere, in the order given, each with the workers that it fits on.
 
     Entries are examined on demand, because an EntryPolicy reads only the first. The sequence ends at an entry that fits
-    nowhere and has begun to starve (`starves_from_s`) by `now_s`, because nothing may overtake it.
+    nowhere and starves (`starves_from_s`) at `now_s`, because nothing may overtake it.
     """
 
     def __init__(
         self,
         entries: Sequence[PoolEntry],
         rooms: Mapping[str, Room],
-        starves_from_s: Callable[[PoolEntry], float],
+        starves_from_s: StarvesFrom,
         now_s: float,
     ) -> None:
         self._entries, self._rooms, self._starves_from_s, self._now_s = entries, rooms, starves_from_s, now_s
@@ -367,7 +368,7 @@ class FeasibleEntries(Sequence[Placeable]):
                         self._examined = at + 1
                         return True
                     continue
-            if starves_from_s(entry) < now_s:
+            if starves_from_s(entry, now_s) < now_s:
                 self.blocked_by = entry
                 break
         self._examined = len(self._entries)

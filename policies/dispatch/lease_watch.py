@@ -4,8 +4,9 @@ still take it, and which entries starve.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from policies.dispatch.config import StarvesFrom
 from policies.dispatch.feasibility import has_kv
 from policies.routing.base import RANKED, Decision, Ranked, Reason
 from policies.state.reducer import ClusterState, PoolKey, pool_key
@@ -60,18 +61,19 @@ class LeaseWatch:
 
 class StarvingEntries:
     """The pool entries that starve if they fit nowhere, found without looking at all that wait. When an entry begins to
-    starve is known as it comes, and does not change with its lease; `of` says which rule holds.
+    starve is known as it comes, and does not change with its lease. It may cease, with its TTFT objective, and begin
+    again later. `of` says which rule holds.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._rule: object = None
-        self._starves_from_s: Callable[[PoolEntry], float] = _never
+        self._starves_from_s: StarvesFrom = _never
         self._coming: list[tuple[float, PoolKey]] = []  # heap: starves from, key
         self._starving: list[PoolKey] = []  # heap
 
-    def of(self, rule: object, starves_from_s: Callable[[PoolEntry], float]) -> None:
-        """Sets the function that returns when an entry begins to starve; `rule` is equal as long as it is the same."""
+    def of(self, rule: object, starves_from_s: StarvesFrom) -> None:
+        """Sets the function that says when an entry starves; `rule` is equal as long as it is the same."""
         if rule != self._rule:
             self._rule, self._starves_from_s = rule, starves_from_s
             self._restart()
@@ -79,28 +81,41 @@ class StarvingEntries:
     def add(self, entries: Sequence[PoolEntry]) -> None:
         """Starts to watch entries that have come into the pool."""
         for entry in entries:
-            heapq.heappush(self._coming, (self._starves_from_s(entry), pool_key(entry)))
+            heapq.heappush(self._coming, self._first_time(entry))
         if len(self._coming) + len(self._starving) > 1024 + 4 * self._state.pool_size:
             self._restart()
 
+    def starves(self, entry: PoolEntry, now_s: float) -> bool:
+        """Whether an entry that fits nowhere starves now."""
+        return self._starves_from_s(entry, now_s) < now_s
+
     def first(self, now_s: float) -> PoolKey | None:
-        """Returns the key of the most urgent entry that starves by now; None when none does."""
+        """Returns the key of the most urgent entry that starves now; None when none does."""
         while self._coming and self._coming[0][0] < now_s:
             heapq.heappush(self._starving, heapq.heappop(self._coming)[1])
         while self._starving:
-            entry = self._state.find_waiting(self._starving[0][-1])
-            if entry is not None and pool_key(entry) == self._starving[0]:
-                return self._starving[0]
+            key = self._starving[0]
+            entry = self._state.find_waiting(key[-1])
+            if entry is not None and pool_key(entry) == key:
+                from_s = self._starves_from_s(entry, now_s)
+                if from_s < now_s:
+                    return key
+                # its objective has passed, and it starves again by its lease
+                heapq.heappush(self._coming, (from_s, key))
             heapq.heappop(self._starving)
         return None
 
+    def _first_time(self, entry: PoolEntry) -> tuple[float, PoolKey]:
+        """Returns when an entry begins to starve for the first time, which may have passed already, and its key."""
+        return self._starves_from_s(entry, -math.inf), pool_key(entry)
+
     def _restart(self) -> None:
         self._starving = []
-        self._coming = [(self._starves_from_s(e), pool_key(e)) for e in self._state.waiting()]
+        self._coming = [self._first_time(entry) for entry in self._state.waiting()]
         heapq.heapify(self._coming)
 
 
-def _never(entry: PoolEntry) -> float:
+def _never(entry: PoolEntry, now_s: float) -> float:
     return math.inf
 
 

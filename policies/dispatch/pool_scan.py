@@ -6,7 +6,8 @@ events can cost more than its bound. The dispatcher decides when a scan starts (
                     entry comes or a scanned one begins to starve, and once more at its end if room came meanwhile.
                     Where several tenants wait in a class, a scan has the first entries of each and ends with them.
     no room came    only entries that came with this event are tried, because nothing that waited before fits anywhere.
-                    Entries behind a starving one are not tried.
+                    Entries behind a starving one are not tried. They wait for the next scan, which starts when that one
+                    starves no more.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,9 +53,9 @@ class _Progress:
     rescan: bool = False
     """Whether room was freed during the scan; then another one starts from the front when this one ends."""
     blocked_by: PoolEntry | None = None
-    """The starving entry at which the scan ended early, because it must not be overtaken."""
+    """The starving entry behind which entries were not tried, because it must not be overtaken."""
     left_pool: int = 0
-    """`ClusterState.left_pool` at the end of the scan."""
+    """`ClusterState.left_pool` when they were not tried."""
 
 
 class PoolScan:
@@ -72,9 +73,16 @@ class PoolScan:
         entries = self._state.waiting(after, most)
         return entries, len(entries) == most
 
-    def unblocked(self) -> bool:
-        """Whether the last scan ended at a starving entry, and since then any entry has left the pool."""
-        return self._progress.blocked_by is not None and self._progress.left_pool != self._state.left_pool
+    def unblocked(self, now_s: float) -> bool:
+        """Whether entries were not tried because of a starving one, and since then any entry has left the pool, or that
+        one has ceased to starve.
+        """
+        blocked_by = self._progress.blocked_by
+        if blocked_by is None:
+            return False
+        return self._progress.left_pool != self._state.left_pool or not self._starving.starves(
+            blocked_by, now_s
+        )
 
     def scan(
         self,
@@ -115,7 +123,9 @@ class PoolScan:
             return
         if placed.slots_left and not placed.blocked_by and goes_on:
             progress.resume_after = pool_key(entries[-1])
-            progress.starves_s = min(progress.starves_s, *map(config.starves_from_s, entries))
+            starves_from_s = config.starves_from_s
+            soonest_s = min([starves_from_s(entry, now_s) for entry in entries])
+            progress.starves_s = min(progress.starves_s, soonest_s)
         else:
             self._progress = _Progress(
                 unfinished=progress.rescan, blocked_by=placed.blocked_by, left_pool=self._state.left_pool
@@ -124,8 +134,13 @@ class PoolScan:
     def _try_new(
         self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: PlaceEntries
     ) -> None:
-        """Tries only the new entries, and of these only the ones ahead of every starving entry."""
-        first = self._starving.first(now_s)
-        ordered = sorted((e for e in entered if first is None or pool_key(e) < first), key=pool_key)
+        """Tries only the new entries, and of these only the ones that are not behind a starving entry."""
+        first, left_pool = self._starving.first(now_s), self._state.left_pool
+        # a new one that starves already has not been tried yet
+        ordered = sorted((e for e in entered if first is None or pool_key(e) <= first), key=pool_key)
+        behind = None if first is None or len(ordered) == len(entered) else self._state.pool_entry(first[-1])
         placed = place(ordered[: config.tick_entries])
         self._progress.unfinished = placed.bounded or len(ordered) > config.tick_entries
+        blocked_by = placed.blocked_by or behind
+        if blocked_by is not None:
+            self._progress.blocked_by, self._progress.left_pool = blocked_by, left_pool

@@ -27,7 +27,9 @@ class Terms(NamedTuple):
     long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit. With
     `migrate` a request whose engine fails goes on at another engine even when it has output already. `tenant` is whose
     request it is: by its API key, or where keys are off by its user's name or client's address
-    (`app.ingress.tenants.unnamed`; "": not known). `weight` is that tenant's share against others.
+    (`app.ingress.tenants.unnamed`; "": not known). `weight` is that tenant's share against others. `slo_presses` says
+    whether the TTFT objective may bring the request before others in the pool: one that the client has named does so
+    only if it is no shorter than the operator's for the class.
     """
 
     priority: int = 0
@@ -41,6 +43,7 @@ class Terms(NamedTuple):
     migrate: bool = True
     tenant: str = ""
     weight: float = 1.0
+    slo_presses: bool = True
 
     def deadline_s(self, arrived_s: float) -> float:
         """Returns when the request must have ended, on the clock of `arrived_s`; infinity without a limit."""

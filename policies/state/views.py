@@ -105,31 +105,35 @@ class PoolEntry:
     whether it was renewed since or not.
     """
     slo_from_s: float = field(init=False)
-    """Time from which the first token is about to miss its TTFT objective; infinity without an objective."""
+    """Time from which the first token is about to miss its TTFT objective; infinity without an objective that counts
+    against others (`Terms.slo_presses`).
+    """
+    slo_until_s: float = field(init=False)
+    """Time at which that objective is missed."""
 
     def __post_init__(self) -> None:
         lease_s = self.lease_until_s - self.entered_s if self.lease_s is None else self.lease_s
         since_s = self.entered_s if self.renewed_s is None else self.renewed_s
         overdue_from_s = since_s + OVERDUE_SHARE * (self.lease_until_s - since_s)
-        slo_s = self.request.terms.ttft_slo_s
-        slo_from_s = math.inf if slo_s is None else self.request.ttft_from_s + OVERDUE_SHARE * slo_s
+        terms, from_s = self.request.terms, self.request.ttft_from_s
+        slo_s = math.inf if terms.ttft_slo_s is None or not terms.slo_presses else terms.ttft_slo_s
         object.__setattr__(self, "lease_s", lease_s)
         object.__setattr__(self, "overdue_from_s", overdue_from_s)
         object.__setattr__(self, "starves_from_s", self.entered_s + OVERDUE_SHARE * lease_s)
-        object.__setattr__(self, "slo_from_s", slo_from_s)
+        object.__setattr__(self, "slo_from_s", from_s + OVERDUE_SHARE * slo_s)
+        object.__setattr__(self, "slo_until_s", from_s + slo_s)
 
-    def is_overdue(self, now_s: float, by_slo: bool) -> bool:
-        """Whether the entry goes before all others: its prefill worker drains, its lease is about to end, or, with
-        `by_slo`, its first token is about to miss its TTFT objective. One that has missed it gains nothing by going
-        first.
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the entry goes before all others, whatever its class: its prefill worker drains, or its lease is
+        about to end. Its KV would be lost otherwise.
         """
-        if self.leaving or self.overdue_from_s < now_s:
-            return True
-        return by_slo and self.slo_from_s < now_s <= self._slo_until_s
+        return self.leaving or self.overdue_from_s < now_s
 
-    @property
-    def _slo_until_s(self) -> float:
-        return self.request.ttft_from_s + (self.request.terms.ttft_slo_s or 0.0)
+    def is_pressing(self, now_s: float) -> bool:
+        """Whether the entry goes before the others of its class: its first token is about to miss its TTFT objective.
+        One that has missed it gains nothing by going first.
+        """
+        return self.slo_from_s < now_s <= self.slo_until_s
 
 
 @record
@@ -330,7 +334,7 @@ class Snapshot:
     ("prefill", "decode"), for policies that choose workers in turn. `oracle` is the network's cost oracle (None: the
     network is not known). `hits` says where prompts are cached. `typical` describes recent pool entries (None: there
     were none). `overcommit_slots` is the number of sequences that a decode worker may get beyond its slots.
-    `overdue_by_slo` says whether TTFT objectives make entries overdue (`PoolEntry.is_overdue`).
+    `overdue_by_slo` says whether entries go first in their class by their TTFT objectives (`PoolEntry.is_pressing`).
     `usual_output_tokens` are the output tokens that the workers generate for each sequence that ends, of late (None:
     none has ended).
     """

@@ -68,6 +68,17 @@ def received_bytes(host: Host) -> int:
     return int(link["stats64"]["rx"]["bytes"])
 
 
+def listening(host: Host, ports: str) -> set[str]:
+    """Returns the addresses on which the host's processes listen at a port of this range, without loopback."""
+    first, last = map(int, ports.split(":"))
+    found = set()
+    for line in host.run(["ss", "--no-header", "--listening", "--tcp", "--numeric"]).splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        if first <= int(port) <= last:
+            found.add(address)
+    return found - {"127.0.0.1", "[::1]"}
+
+
 def answers(app: HostsApp) -> None:
     """The application still answers, and sensibly; the prompt's continuation is no near tie in any dtype."""
     answer = httpx.post(f"{app.url}/v1/completions", json=QUESTION, timeout=PATIENCE_S)
@@ -97,6 +108,14 @@ def test_kv_moves_over_the_network_between_the_hosts(running: tuple[Cluster, Hos
     assert received >= moved
     assert app.metric("sluice_kv_transfer_failures_total") == failed
     app.wait_idle()
+
+
+def test_nixls_side_channel_listens_on_the_private_address_only(running: tuple[Cluster, HostsApp]) -> None:
+    """It authenticates nobody, and whoever reaches it can read and write the engine's KV."""
+    cluster, app = running
+    answers(app)
+    for host in (cluster.head, cluster.away):
+        assert listening(host, NIXL_PORTS) == {host.address}
 
 
 @pytest.mark.parametrize(("delay_s", "loss"), [(0.05, 0.0), (0.0, 0.05)], ids=["late 50 ms", "loses 5 %"])

@@ -103,8 +103,14 @@ class Engine:
             attempt_id,
         )
 
-    def prefill(self, attempt_id: str, tokens: list[int], resume: Resume | None = None) -> PrefillDone:
-        self.send(Prefill(attempt_id, tokens, {}, PATIENCE_S, resume=resume))
+    def prefill(
+        self,
+        attempt_id: str,
+        tokens: list[int],
+        resume: Resume | None = None,
+        params: dict[str, Any] | None = None,
+    ) -> PrefillDone:
+        self.send(Prefill(attempt_id, tokens, params or {}, PATIENCE_S, resume=resume))
         done = self.wait_for(attempt_id, (PrefillDone, Failed))
         assert isinstance(done, PrefillDone), done
         return done

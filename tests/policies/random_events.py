@@ -116,6 +116,7 @@ class Life:
             ttft_slo_s=rng.choice([None, 0.5]),
             tenant=rng.choice(self.tenants),
             weight=rng.choice([1.0, 1.0, 0.5, 3.0]),
+            slo_presses=self.requests % 4 != 0,
         )
 
     def _advance(self) -> ev.Event:

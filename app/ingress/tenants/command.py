@@ -56,6 +56,10 @@ class KeyCommand:
             "--parallel", type=int, metavar="N", help="sequences at once; without it, any number"
         )
         create.add_argument(
+            "--timeout-s", type=float, metavar="SECONDS",
+            help="time that a request may take in all; without it, the server's request_timeout_s",
+        )  # fmt: skip
+        create.add_argument(
             "--expires-in", type=_duration, metavar="TIME", help="30d, 12h, 45m or 90s; without it, never"
         )
         create.add_argument(
@@ -112,6 +116,7 @@ def _create(args: argparse.Namespace) -> int:
         requests_per_min=args.requests_per_min,
         tokens_per_min=args.tokens_per_min,
         parallel=args.parallel,
+        timeout_s=args.timeout_s,
         expires=None if args.expires_in is None else at + args.expires_in,
         shares_cache=args.shares_cache,
         created=at,
@@ -130,8 +135,11 @@ def _list(args: argparse.Namespace) -> int:
             print(key.model_dump_json(exclude={"secrets"}))
         return 0
     rows: list[tuple[str, ...]] = [
-        ("ID", "TENANT", "CEILING", "WEIGHT", "REQUESTS/MIN", "TOKENS/MIN", "PARALLEL", "EXPIRES", "NOTE")
-    ]
+        (
+            "ID", "TENANT", "CEILING", "WEIGHT", "REQUESTS/MIN", "TOKENS/MIN", "PARALLEL", "TIMEOUT", "EXPIRES",
+            "NOTE",
+        )
+    ]  # fmt: skip
     rows += [_row(key) for key in keys.keys]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -143,12 +151,13 @@ def _row(key: Key) -> tuple[str, ...]:
     def shown(value: object) -> str:
         return "-" if value is None else str(value)
 
+    timeout = None if key.timeout_s is None else f"{key.timeout_s:g}s"
     expires = None if key.expires is None else key.expires.isoformat(timespec="seconds")
     if key.expired(time.time()):
         expires = f"{expires} (over)"
     return (
         key.id, key.tenant, str(key.ceiling), f"{key.weight:g}", shown(key.requests_per_min),
-        shown(key.tokens_per_min), shown(key.parallel), shown(expires), key.note,
+        shown(key.tokens_per_min), shown(key.parallel), shown(timeout), shown(expires), key.note,
     )  # fmt: skip
 
 

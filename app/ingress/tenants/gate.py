@@ -227,7 +227,9 @@ class Gate:
             return self.admit_here(caller, plan, prompts)
         need = need_of(caller, plan, prompts)
         try:
-            held, meters = await self._shared.reserve(caller.key_id, caller.limits, need)
+            limit_s = caller.defaults.timeout_s
+            most_s = None if limit_s is None else limit_s + SETTLE_MARGIN_S
+            held, meters = await self._shared.reserve(caller.key_id, caller.limits, need, most_s=most_s)
         except StoreDownError as error:
             if error.unsure is not None:
                 self._unsettled.append((error.unsure, 0))
@@ -278,7 +280,11 @@ class Gate:
         if caller is None:
             key = found.key
             defaults = replace(
-                self._defaults, least_priority=key.least_priority, tenant=key.tenant, weight=key.weight
+                self._defaults,
+                timeout_s=self._defaults.timeout_s if key.timeout_s is None else key.timeout_s,
+                least_priority=key.least_priority,
+                tenant=key.tenant,
+                weight=key.weight,
             )
             caller = self._callers[key.id] = Caller(
                 key.id,

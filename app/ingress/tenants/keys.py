@@ -6,6 +6,7 @@
                "ceiling": "standard",            most urgent class or priority that a request may ask for
                "weight": 1.0,                    share of the tenant against others
                "requests_per_min": 60, "tokens_per_min": 100000, "parallel": 8,    null: no limit
+               "timeout_s": 3600,                time that a request may take in all; null: as for all requests
                "expires": null, "shares_cache": false,
                "secrets": [{"sha256": HEX, "created": TIME, "expires": null}]}]}
 
@@ -43,6 +44,8 @@ PREFIX = "sk-sluice-"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Limit = Annotated[int, Field(ge=1, le=10**12)]
+MOST_TIMEOUT_S = 7 * 86_400
+"""Longest time that a key may give to a request."""
 
 
 class BadKeyFile(ValueError):
@@ -67,7 +70,9 @@ class Secret(_Record):
 
 
 class Key(_Record):
-    """One API key: its tenant, what its requests may ask for, and its limits (None: no limit)."""
+    """One API key: its tenant, what its requests may ask for, and its limits (None: no limit). `timeout_s` takes the
+    place of the ingress's `request_timeout_s`.
+    """
 
     id: Name
     tenant: Name
@@ -77,6 +82,7 @@ class Key(_Record):
     requests_per_min: Limit | None = None
     tokens_per_min: Limit | None = None
     parallel: Limit | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=MOST_TIMEOUT_S)] | None = None
     expires: AwareDatetime | None = None
     shares_cache: bool = False
     created: AwareDatetime

@@ -133,7 +133,9 @@ class StoreDownError(Exception):
 
 
 class SharedLedger:
-    """The accounts in the Redis at `url`. A reservation that is not settled ends after `most_s`, in seconds."""
+    """The accounts in the Redis at `url`. A reservation that is not settled ends after `most_s`, in seconds, unless it
+    names another time.
+    """
 
     def __init__(self, url: str, most_s: float) -> None:
         # the client would try three times by default, and a reservation that Redis made may not be made again
@@ -147,16 +149,22 @@ class SharedLedger:
         self._me, self._numbers = secrets.token_hex(6), itertools.count()
 
     async def reserve(
-        self, key_id: str, limits: Limits, need: Need, now_s: float | None = None
+        self,
+        key_id: str,
+        limits: Limits,
+        need: Need,
+        now_s: float | None = None,
+        most_s: float | None = None,
     ) -> tuple[SharedReservation | Refusal, Meters]:
         """Holds what a request may use, or returns why it does not fit, with the states of the limits afterwards.
 
-        `now_s` stands for Redis's clock. Raises StoreDownError, which has the reservation.
+        `now_s` stands for Redis's clock. The reservation ends after `most_s` (None: the ledger's) if it is not settled.
+        Raises StoreDownError, which has the reservation.
         """
         member = f"{self._me}-{next(self._numbers)}:{need.sequences}:{need.tokens}"
         given = [
             *(_number(value) for value in (now_s, limits.requests_per_min, limits.tokens_per_min, limits.parallel)),
-            need.sequences, need.tokens, member, self._most_s,
+            need.sequences, need.tokens, member, self._most_s if most_s is None else round(most_s),
         ]  # fmt: skip
         try:
             refused, used, wait, *state = await self._call(self._reserve, key_id, given)

@@ -44,8 +44,9 @@ class BalanceRoute0:
     pool_wide: bool = False
     """Whether the best single entry is sought in the whole pool instead of the window (ours)."""
     max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
-    """Wait in the pool after which an entry is overdue and is placed before all others, whatever its size (ours). With
-    null only entries are overdue whose lease is about to end because it is renewed no more.
+    """Wait in the pool after which an entry is overdue and is placed before all others of its class, whatever its size
+    (ours). With null only entries are overdue whose lease is about to end because it is renewed no more, or whose TTFT
+    objective is about to be missed.
     """
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""

@@ -75,8 +75,9 @@ class BalanceRouteH:
     pool_wide: bool = False
     """Whether the best single entry is sought in the whole pool instead of the window (ours)."""
     max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
-    """Wait in the pool after which an entry is overdue and is placed before all others, whatever its size (ours). With
-    null only entries are overdue whose lease is about to end because it is renewed no more.
+    """Wait in the pool after which an entry is overdue and is placed before all others of its class, whatever its size
+    (ours). With null only entries are overdue whose lease is about to end because it is renewed no more, or whose TTFT
+    objective is about to be missed.
     """
     # ASSUMPTION: these three defaults are 0, the paper's rule, because other values were found on sweeps whose
     # entries wait in the pool for minutes. There beta 3, pool_lag 1, center 1 and ageing_s 1,200 more than halve the

@@ -16,8 +16,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from policies.routing.balance.loads import (
+    BEFORE_ALL,
     BEST_SUBSET,
     FILL,
+    FIRST_OF_CLASS,
     LEAST_HARM,
     OVERDUE,
     AdmissionRow,
@@ -60,6 +62,7 @@ class AgedEntry(EntryRow):
     """A pool entry with the score that its wait adds."""
 
     age: float  # what its age adds to a score
+    priority: int
 
 
 class Rules(NamedTuple):
@@ -73,6 +76,7 @@ class Rules(NamedTuple):
     pool_wide: bool  # whether singles are of all the pool
     aged: bool  # whether entries have an `age`
     most_age: float  # the `age` of the oldest entry
+    pressing: bool  # whether entries are FIRST_OF_CLASS
 
 
 class Round(NamedTuple):
@@ -350,12 +354,14 @@ def close_up(left: Integers, positions: Integers) -> None:
 
 
 @part
-def place_overdue(t: Round, left: Integers) -> None:
-    """Places each overdue entry, in the order of service, on the worker of largest margin among those that it fits."""
+def place_overdue(t: Round, left: Integers, how: int, priority: int) -> None:
+    """Places each entry that is overdue in the sense of `how` (FIRST_OF_CLASS: those of one priority), in the order of
+    service, on the worker of largest margin among those that it fits. `left` is working space.
+    """
     workers, entries = t.workers, t.entries
     for at in range(len(entries)):
         entry, best = entries[at], len(workers)
-        if entry.overdue == 0:
+        if entry.overdue != how or (how == FIRST_OF_CLASS and entry.priority != priority):
             continue
         for row in range(len(workers)):
             if fits(entry, workers[row], t.allowed[entry.kind, row], t.rules.reserve) and (
@@ -433,8 +439,10 @@ def place(
     left, start = np.empty(len(entries), np.int64), 0
     project(workers, departures, t.load, t.order)
     measure(workers, t.load, t.envelope)
-    place_overdue(t, left)
+    place_overdue(t, left, BEFORE_ALL, 0)
     for end in ends:
+        if rules.pressing:
+            place_overdue(t, left, FIRST_OF_CLASS, entries[by_size[start]].priority)
         n = 0
         for entry in by_size[start:end]:
             if entries[entry].gone == 0:

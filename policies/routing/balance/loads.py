@@ -24,6 +24,9 @@ from policies.routing.compiled import FloatRows, Floats, IntegerRows, Table, par
 FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
 """The numbers of the reasons why a set was admitted; `round.REASONS` has their names."""
 
+BEFORE_ALL, FIRST_OF_CLASS = 1, 2
+"""The two ways in which an entry may be overdue: it is placed before all others, or before those of its priority."""
+
 
 class WorkerRow:
     """A decode worker. The fields from `free` on change with each admission."""
@@ -49,7 +52,7 @@ class EntryRow:
     tokens: int  # s_r, its prompt
     sequences: int
     kind: int  # row of `allowed`
-    overdue: int  # 1 if placed before all others
+    overdue: int  # BEFORE_ALL, FIRST_OF_CLASS or 0
     gone: int  # 1 if admitted or no longer placeable
 
 

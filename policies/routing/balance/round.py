@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.routing.balance.kernel import AgedEntry, Rules, ScoredWorker, place
-from policies.routing.balance.loads import AdmissionRow, EntryRow, Totals, WorkerRow
+from policies.routing.balance.loads import (
+    BEFORE_ALL,
+    FIRST_OF_CLASS,
+    AdmissionRow,
+    EntryRow,
+    Totals,
+    WorkerRow,
+)
 from policies.routing.balance.stages import Aim, StageLimits, discounts
 from policies.routing.base import RANKED, Assignment, Decision, Feasible, Ranked, Reason
 from policies.routing.compiled import Table, table
@@ -43,6 +50,7 @@ def balance(
     sequences = np.array([request.slots for request in requests])
     priority = np.array([request.terms.priority for request in requests])
     entries = entry_table(AgedEntry, prompts, sequences, kind)
+    entries["priority"] = priority
     rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot)
     n = len(entries)
     done, chosen, totals = table(AdmissionRow, n), np.empty(n, np.int64), table(Totals, 1)
@@ -64,11 +72,9 @@ def _rules_and_ages(
     feasible: Feasible, entries: Table, workers: int, aim: Aim, limits: StageLimits, snapshot: Snapshot
 ) -> Rules:
     """Returns the kernel's rules, and fills in which entries are overdue and what their ages add to a score."""
-    n, per_s, now_s, by_slo = len(entries), 0.0, snapshot.now_s, snapshot.overdue_by_slo
+    n, per_s, now_s = len(entries), 0.0, snapshot.now_s
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
-    entries["overdue"] = np.fromiter([e.is_overdue(now_s, by_slo) for e, _ in feasible], np.bool_, n)
-    if limits.max_wait_s is not None:
-        entries["overdue"] |= entered_s < now_s - limits.max_wait_s
+    entries["overdue"] = overdue_of(feasible, snapshot, entered_s, limits.max_wait_s)
     if limits.ageing_s is not None:
         per_s = int(entries["tokens"].sum()) / n * aim.gain / limits.ageing_s
         entries["age"] = per_s * np.maximum(0.0, now_s - entered_s)
@@ -81,7 +87,24 @@ def _rules_and_ages(
         pool_wide=limits.pool_wide,
         aged=per_s > 0.0,
         most_age=per_s * max(0.0, now_s - float(entered_s.min())),
+        pressing=bool((entries["overdue"] == FIRST_OF_CLASS).any()),
     )
+
+
+def overdue_of(
+    feasible: Feasible, snapshot: Snapshot, entered_s: npt.NDArray[np.float64], max_wait_s: float | None
+) -> Integers:
+    """Returns how each entry is overdue: BEFORE_ALL if its KV would be lost otherwise, FIRST_OF_CLASS if it is about to
+    miss its TTFT objective or has waited for longer than `max_wait_s`, else 0.
+    """
+    n, now_s = len(feasible), snapshot.now_s
+    first = np.zeros(n, np.bool_)
+    if snapshot.overdue_by_slo:
+        first = np.fromiter([entry.is_pressing(now_s) for entry, _ in feasible], np.bool_, n)
+    if max_wait_s is not None:
+        first |= entered_s < now_s - max_wait_s
+    rescued = np.fromiter([entry.is_overdue(now_s) for entry, _ in feasible], np.bool_, n)
+    return np.where(rescued, BEFORE_ALL, np.where(first, FIRST_OF_CLASS, 0))
 
 
 # --------------------------------------------------------------------------------------------------------- tables

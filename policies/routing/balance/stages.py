@@ -24,12 +24,14 @@ rarely include the one that does least harm. The paper looks inside its window o
 so does the default.
 
 Before both stages, overdue entries are placed in the order of service, each on the worker of largest margin among those
-it fits: entries whose lease is about to end because it is renewed no more, or whose first token is about to miss its
-TTFT objective (`PoolEntry.is_overdue`), and those that have waited longer than `max_wait_s`, if it is set. Without an
-objective entries whose leases are renewed are never overdue, however long they wait. Every admission is subtracted from
-slots and KV room and added to the load at once, so that a batch fits as a whole. Workers with equal keys are ordered by
-one seeded draw per worker and round. Entries that fit nowhere stay in the pool. A worker is tried only for entries for
-which the dispatcher calls it feasible.
+it fits. Entries whose lease is about to end because it is renewed no more (`PoolEntry.is_overdue`) go before all
+others, whatever their class, because their KV would be lost. Entries whose first token is about to miss its TTFT
+objective (`PoolEntry.is_pressing`), and those that have waited longer than `max_wait_s`, if it is set, go before the
+others of their class. Without an objective entries whose leases are renewed are never overdue, however long they wait.
+
+Every admission is subtracted from slots and KV room and added to the load at once, so that a batch fits as a whole.
+Workers with equal keys are ordered by one seeded draw per worker and round. Entries that fit nowhere stay in the pool.
+A worker is tried only for entries for which the dispatcher calls it feasible.
 """
 
 import functools
@@ -52,7 +54,7 @@ class StageLimits(NamedTuple):
     `window` is W. `abundance` is the number of free slots per worker from which stage 1 runs. `reserve_tokens` is the
     KV kept free per sequence. `ageing_s` is the wait that is worth one prompt of the pool's mean length (None:
     nothing). `pool_wide` seeks the best single entry in the whole pool. `max_wait_s` is a wait after which an entry is
-    overdue, besides those by `PoolEntry.is_overdue` (None: only those).
+    overdue and goes first in its class, besides those by `PoolEntry.is_pressing` (None: only those).
     """
 
     window: int

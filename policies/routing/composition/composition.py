@@ -33,9 +33,10 @@ The first design did not have the following terms and rules (docs/composition.md
   one. When slots are scarce no entry queues in an engine: in the pool it can take whatever slot frees first.
 - The window takes the W entries with the lowest rent minus age, not the W largest. Choosing the largest first would
   schedule the entries that slow every step the most. Without forecasts the W entries are the oldest.
-- Overdue entries (`PoolEntry.is_overdue`, and those older than `max_wait_s`, if it is set) go before all others, each
-  to its best worker as long as a slot is free for it. Entries whose leases are renewed are never overdue by them,
-  however long they wait; age brings them forward.
+- Overdue entries go first, each to its best worker as long as a slot is free for it: those whose lease is about to end
+  (`PoolEntry.is_overdue`) before all others, and those that are about to miss their TTFT objective (`is_pressing`), or
+  are older than `max_wait_s`, if it is set, before the others of their class. Entries whose leases are renewed are
+  never overdue by them, however long they wait; age brings them forward.
 
 When slots are scarce all 2^W subsets of the window are valued at once. BR-H's two probes would not be exact,
 because the value depends on more than w. Both stages give the same result as brute force. With `credit` "tokens"

@@ -17,8 +17,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from policies.routing.balance.loads import (
+    BEFORE_ALL,
     BEST_SUBSET,
     FILL,
+    FIRST_OF_CLASS,
     LEAST_HARM,
     OVERDUE,
     AdmissionRow,
@@ -145,12 +147,13 @@ class Rules:
     queue_rent_s: float
     counted: int  # 1 if own transfers count
     senders: int
+    pressing: int  # 1 if entries are FIRST_OF_CLASS
 
 
 class State(Totals):
     """The progress of a round."""
 
-    cursor: int  # next overdue entry to try
+    cursor: int  # next entry to try as overdue
     priority: int  # number of priorities begun
     start: int  # its begin in `by_size`, `by_turn`
     end: int
@@ -527,17 +530,27 @@ def fits_somewhere(workers: Table, entry: Row, allowed: TruthRows, reserve: int)
 
 
 @part
+def has_turn(t: Tables, entry: Row) -> bool:
+    """Returns whether an entry goes first now by being overdue: before all classes, or as one of the present class."""
+    state = t.state[0]
+    if state.priority == 0:
+        return bool(entry.overdue == BEFORE_ALL)
+    of_class = t.entries[t.by_size[state.start]].priority
+    return bool(entry.overdue == FIRST_OF_CLASS and entry.priority == of_class)
+
+
+@part
 def prepare_overdue(t: Tables) -> int:
-    """Prepares the next overdue entry that fits on any worker. Returns DONE if there is none, otherwise the answer
-    of `prepare_one`.
+    """Prepares the next overdue entry whose turn it is and that fits on any worker. Returns DONE if there is none,
+    otherwise the answer of `prepare_one`.
     """
     state, entries, reserve = t.state[0], t.entries, t.rules[0].reserve_tokens
     while state.cursor < len(entries):
         entry = entries[state.cursor]
-        if entry.overdue and entry.gone == 0 and fits_somewhere(t.workers, entry, t.allowed, reserve):
+        if entry.gone == 0 and has_turn(t, entry) and fits_somewhere(t.workers, entry, t.allowed, reserve):
             return prepare_one(t, state.cursor, OVERDUE)
         state.cursor += 1
-        if state.cursor == len(entries):
+        if state.cursor == len(entries) and state.priority == 0:
             state.left = 0  # no class has begun
     return DONE
 
@@ -550,6 +563,8 @@ def next_class(t: Tables) -> int:
         return DONE
     state.start, state.end = state.end, t.ends[state.priority]
     state.priority += 1
+    if t.rules[0].pressing:
+        state.cursor = 0
     for at in range(state.start, state.end):
         state.left += 1 - t.entries[t.by_size[at]].gone
     activate(t.workers)
@@ -573,8 +588,8 @@ def prepare_largest(t: Tables) -> int:
 
 @part
 def prepare(t: Tables) -> int:
-    """Prepares the next choice: first overdue entries, then the two stages for each priority. Returns the answer of
-    the step.
+    """Prepares the next choice: first the entries that are overdue before all others, then for each priority those that
+    go first in it, and the two stages. Returns the answer of the step.
     """
     state, asked = t.state[0], prepare_overdue(t)
     if asked != DONE:

@@ -59,8 +59,8 @@ class Parameters:
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 1.0
     """Free slots per pool entry at or above which each entry takes its best worker."""
     max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
-    """Wait in the pool after which an entry is overdue and is placed before all others. With null only entries are
-    overdue that must not wait by the dispatcher's rule (`PoolEntry.is_overdue`).
+    """Wait in the pool after which an entry is overdue and is placed before all others of its class. With null only
+    entries are overdue that must not wait by the dispatcher's rules (`PoolEntry.is_overdue`, `is_pressing`).
     """
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""

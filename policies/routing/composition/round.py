@@ -26,9 +26,11 @@ from policies.routing.balance.round import (
     by_priority_and_size,
     entry_table,
     kinds_of,
+    overdue_of,
     stage_terms,
     worker_table,
 )
+from policies.routing.balance.loads import FIRST_OF_CLASS
 from policies.routing.balance.stages import discounts
 from policies.routing.base import Assignment, Feasible
 from policies.routing.compiled import Table, table
@@ -196,6 +198,7 @@ def start_of(group: Group, draws: Sequence[float]) -> Start:
     keys = entered_s[by_size], turn[by_size], entries["priority"][by_size]
     classes, flows = _flow_classes(snapshot, priorities if policy.strict_priorities else [EVERY_CLASS])
     rules = _rules(group)
+    rules["pressing"] = (entries["overdue"] == FIRST_OF_CLASS).any()
     load, envelope = np.empty((len(group.workers), steps)), np.empty((workers.barriers, steps))
     begin(workers.rows, workers.departures, load, envelope, rules)
     kept = _kept(workers.rows["open"])
@@ -318,10 +321,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     rows["prompt"], rows["priority"] = np.maximum(1, prompt), priority
     rows["flow_class"] = number if policy.strict_priorities else 0
     rows["dearest"] = (rows["sender"] * len(priorities) + number) * kinds + kind
-    by_slo = group.snapshot.overdue_by_slo
-    rows["overdue"] = [entry.is_overdue(now_s, by_slo) for entry, _ in group.feasible]
-    if policy.max_wait_s is not None:
-        rows["overdue"] |= entered_s < now_s - policy.max_wait_s
+    rows["overdue"] = overdue_of(group.feasible, group.snapshot, entered_s, policy.max_wait_s)
     rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
     rows["slo_s"] = [request.terms.ttft_slo_s or 0.0 for request in requests]
     rows["hold"] = holds(requests, sequences, group.typical)

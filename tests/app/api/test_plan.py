@@ -109,36 +109,58 @@ def test_the_body_wins_over_the_headers() -> None:
     }
     plan = chat(headers, priority="interactive", slo={"ttft_ms": 500}, session="body", user="someone")
     assert plan.user == "someone"
-    assert plan.terms == Terms(-1, "interactive", 0.5, 0.09, "body")
+    assert plan.terms == Terms(-1, "interactive", 0.5, 0.09, "body", slo_presses=False)
     plan = chat(headers)
     assert plan.user == "header"
-    assert plan.terms == Terms(1, "batch", 0.9, 0.09, "header")
+    assert plan.terms == Terms(1, "batch", 0.9, 0.09, "header", slo_presses=False)
 
 
 def test_the_operators_defaults_fill_in_what_a_request_leaves_open() -> None:
     defaults = Defaults(7, 60.0, {"batch": ClassSlo(ttft_s=9.0, tpot_s=0.9)})
     body = {"prompt": "hi", "slo": {"ttft_ms": 500}}
     plan = plan_completion(orjson.dumps(body | {"priority": "batch"}), {}, defaults)
-    assert plan.terms == Terms(1, "batch", 0.5, 0.9, timeout_s=60.0)
+    assert plan.terms == Terms(1, "batch", 0.5, 0.9, timeout_s=60.0, slo_presses=False)
     assert plan.max_tokens == 7
-    assert plan_completion(orjson.dumps(body), {}, defaults).terms == Terms(ttft_slo_s=0.5, timeout_s=60.0)
+    plan = plan_completion(orjson.dumps(body), {}, defaults)
+    assert plan.terms == Terms(ttft_slo_s=0.5, timeout_s=60.0, slo_presses=False)
 
 
 @pytest.mark.parametrize(
-    ("asked", "most_s", "expected"),
+    ("own_ms", "of_class_s", "presses"),
+    [(None, None, True), (None, 2.0, True), (1, None, False), (60_000, None, False), (1, 2.0, False),
+     (1999, 2.0, False), (2000, 2.0, True), (3000, 2.0, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("by_header", [False, True])
+def test_a_clients_own_objective_presses_only_where_it_is_no_shorter_than_that_of_its_class(
+    own_ms: float | None, of_class_s: float | None, presses: bool, by_header: bool
+) -> None:
+    defaults = Defaults(class_slo={"standard": ClassSlo(ttft_s=of_class_s), "batch": ClassSlo(ttft_s=1e-3)})
+    body: dict[str, Any] = {"prompt": "hi"}
+    headers = {}
+    if own_ms is not None and by_header:
+        headers[b"x-sluice-slo-ttft-ms"] = str(own_ms).encode()
+    elif own_ms is not None:
+        body["slo"] = {"ttft_ms": own_ms}
+    assert plan_completion(orjson.dumps(body), headers, defaults).terms.slo_presses is presses
+
+
+@pytest.mark.parametrize(
+    ("asked", "most_s", "expected", "limits_itself"),
     [
-        (None, 60.0, 60.0), (b"2.5", 60.0, 2.5), (b"61", 60.0, 60.0), (b"60", 60.0, 60.0),
-        (b"2.5", None, 2.5), (None, None, None),
+        (None, 60.0, 60.0, False), (b"2.5", 60.0, 2.5, True), (b"61", 60.0, 60.0, False),
+        (b"60", 60.0, 60.0, False), (b"2.5", None, 2.5, True), (None, None, None, False),
     ],
 )  # fmt: skip
 def test_a_request_may_take_less_time_than_the_operator_allows_and_not_more(
-    asked: bytes | None, most_s: float | None, expected: float | None
+    asked: bytes | None, most_s: float | None, expected: float | None, limits_itself: bool
 ) -> None:
     headers = {} if asked is None else {b"x-sluice-timeout-s": asked}
-    plan = plan_completion(orjson.dumps({"prompt": "hi"}), headers, Defaults(7, most_s))
-    assert plan.terms.timeout_s == expected
     said = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
-    assert plan_chat(said, headers, Defaults(7, most_s)).terms.timeout_s == expected
+    for plan in (
+        plan_completion(orjson.dumps({"prompt": "hi"}), headers, Defaults(7, most_s)),
+        plan_chat(said, headers, Defaults(7, most_s)),
+    ):
+        assert (plan.terms.timeout_s, plan.limits_itself) == (expected, limits_itself)
 
 
 def test_only_echoed_logprobs_need_the_prompt_where_the_answer_is() -> None:

@@ -189,7 +189,7 @@ async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -
         timeout_s = config.request_timeout_s
         session = session_digest("s", made.connections.salt)
         assert message.terms == Terms(
-            -1, "interactive", 0.1, 0.05, session, timeout_s=timeout_s, tenant=tenant
+            -1, "interactive", 0.1, 0.05, session, timeout_s=timeout_s, tenant=tenant, slo_presses=False
         )
         assert (message.slots, message.max_tokens) == (2, 4)
         await made.idle()

@@ -1,10 +1,16 @@
-"""Two checkouts in turn: the paired ratio, its interval, and what is marked."""
+"""Two checkouts in turn: the paired ratio, its interval, what is marked, and what is served."""
 
 import math
+from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks.live.versus import Share, ratio_of, ratios, shares, table
+from app.config import parse
+from app.ingress.tenants.key_file import read
+from app.ingress.tenants.keys import KeyBook
+from benchmarks.live.servers import ROOT
+from benchmarks.live.versus import Share, ratio_of, ratios, served_by, shares, table
 
 
 def test_the_ratio_is_paired_by_round() -> None:
@@ -64,3 +70,28 @@ def test_a_process_that_one_checkout_lacks_spends_nothing_there() -> None:
         {"round": 0, "row": "c=1", "side": "ours", "cpu": {"ingress": 1.0, "flow agent": 0.5}},
     ]
     assert shares(samples) == [Share("c=1", "ingress", 1.0, 1.0), Share("c=1", "flow agent", 0.0, 0.5)]
+
+
+def test_with_keys_a_checkout_has_a_key_file_and_its_requests_that_key(tmp_path: Path) -> None:
+    command = served_by(ROOT, tmp_path / "served", keys=True)
+    args = yaml.safe_load((tmp_path / "served" / "sim.yaml").read_text())["applications"][0]["args"]
+    file = Path(parse(args).ingress.options["key_file"])
+    (line,) = command.head
+    name, _, secret = line.partition(": Bearer ")
+    found = KeyBook.of(read(file)[0]).find(secret)
+    assert name == "authorization" and found is not None
+    key = found.key
+    assert (key.requests_per_min, key.tokens_per_min, key.parallel, found.expires_s) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_checkout_that_knows_no_keys_and_one_without_keys_are_served_as_before(
+    tmp_path: Path, keys: bool
+) -> None:
+    checkout = tmp_path / "older" if keys else ROOT
+    checkout.mkdir(exist_ok=True)
+    command = served_by(checkout, tmp_path / "served", keys=keys)
+    args = yaml.safe_load((tmp_path / "served" / "sim.yaml").read_text())["applications"][0]["args"]
+    assert not parse(args).ingress.options.get("key_file")
+    assert not command.head
+    assert [file.name for file in (tmp_path / "served").iterdir()] == ["sim.yaml"]

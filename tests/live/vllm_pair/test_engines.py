@@ -86,6 +86,23 @@ def test_a_prompt_that_the_decode_engine_has_cached_is_not_moved_again(pair: Pai
     assert pair.d.admitted("second").cached_tokens == 2 * BLOCK
 
 
+def test_a_cached_prompt_is_found_with_its_own_salt_only(pair: Pair) -> None:
+    """Otherwise a tenant could tell by time, and by `cached_tokens`, what others have asked."""
+    tokens = fresh(2 * BLOCK + 10)
+    params = {**GREEDY, "max_tokens": 2, "ignore_eos": True}
+    salts = {"salted": "ours", "other-salt": "theirs", "no-salt": None, "salted-again": "ours"}
+    cached, moved = [], []
+    for attempt_id, salt in salts.items():
+        salted = {} if salt is None else {"cache_salt": salt}
+        done = pair.p.prefill(attempt_id, tokens, params=salted)
+        pair.d.decode(attempt_id, tokens, params | salted, done.handle)
+        cached.append(done.cached_tokens)
+        moved.append(pair.d.admitted(attempt_id).transfer_bytes)
+    assert cached == [0, 0, 0, 2 * BLOCK]
+    # the decode engine reads what it has not cached under this salt
+    assert moved[0] == moved[1] == moved[2] == done.kv_bytes > moved[3]
+
+
 def test_several_choices_share_one_pull(pair: Pair) -> None:
     before = pair.d.ask("metrics")["transfers"]
     # A text whose continuation is no near tie: the choices differ in how much of the prompt they compute themselves.

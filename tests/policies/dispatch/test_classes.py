@@ -177,6 +177,25 @@ def test_classes_take_turns_in_the_pool_whatever_order_the_decode_policy_has(dec
     assert served == {0: 9, 1: 3}
 
 
+@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h", "composition"])
+def test_an_entry_that_is_overdue_by_its_objective_overtakes_its_own_class_only(decode: str) -> None:
+    fleet = Fleet(NoFairness(), prefill=9, decode_policy_name=decode, overcommit_slots=0)
+    running, _ = fleet.arrive("c")
+    fleet.prefilled(running)
+    names = {}
+    for name, priority, slo_s in (("batch", 1, None), ("late", 1, 3.0), ("urgent", -1, None)):
+        # the largest goes first where nothing else decides
+        prompt = 500 if name == "batch" else 100
+        names[name], _ = fleet.arrive(name, priority=priority, prompt=prompt, ttft_slo_s=slo_s)
+        assert not sent(fleet.prefilled(names[name]), RouteDecode)
+    fleet.now_s = 2.5
+    order = []
+    for _ in names:
+        [running] = sent(fleet.ended(running), RouteDecode)
+        order.append(running)
+    assert order == [names["urgent"], names["late"], names["batch"]]
+
+
 def test_room_that_the_class_with_the_turn_cannot_use_goes_to_the_others() -> None:
     fleet = Fleet(weighted(), prefill=9, slots=2, kv=1000, overcommit_slots=0, starvation_s=float("inf"))
     running, _ = fleet.arrive("c", prompt=700)

@@ -56,7 +56,7 @@ def test_a_retry_keeps_the_objective_of_its_first_attempt() -> None:
     retry = replace(first, request=replace(first.request, waits_since_s=7.0))
     assert kv_due_s(retry, decision(TERMS), 11.0, 8.0) == pytest.approx(0.4)
     # two thirds of the objective have passed at 7 + 10 / 3, and all of it at 12
-    assert [retry.is_overdue(now_s, by_slo=True) for now_s in (10.3, 10.4, 12.0, 12.1)] == [
+    assert [retry.is_pressing(now_s) for now_s in (10.3, 10.4, 12.0, 12.1)] == [
         False, True, True, False,
     ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import pytest
 
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.lease_watch import LeaseWatch, StarvingEntries, rescue
+from policies.request.terms import Terms
 from policies.routing.base import Reason
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
@@ -131,6 +132,37 @@ def test_an_entry_starves_when_two_thirds_of_its_first_lease_have_passed_renewed
     assert starving.first(70.1) == (True, 0, 0.0, "r1")
     starving.of("never", DispatchConfig(starvation_s=math.inf).starves_from_s)
     assert starving.first(1e9) is None
+
+
+def test_an_entry_starves_in_the_last_third_of_its_objective_and_again_by_its_lease() -> None:
+    state = cluster()
+    for name, slo_s, presses in (("r0", 9.0, True), ("r1", 3.0, False), ("r2", None, True)):
+        terms = Terms(ttft_slo_s=slo_s, slo_presses=presses)
+        state.apply(ev.Arrived(0.0, Request(name, 0.0, 100, 8, terms=terms)))
+        state.apply(ev.PrefillRouted(0.0, name, "p", colocated=False))
+        state.apply(ev.PrefillDone(0.0, name, 30.0, 1, 0))
+    starving = StarvingEntries(state)
+    starving.of("by lease or objective", DispatchConfig().starves_from_s)
+    starving.add(state.take_entered())
+    first = (True, 0, 0.0, "r0")
+    found = [starving.first(now_s) for now_s in (2.1, 6.0, 6.1, 9.0, 9.1, 20.0, 20.1)]
+    assert found == [None, None, first, first, None, None, first]
+    entry = state.pool_entry("r0")
+    assert [starving.starves(entry, now_s) for now_s in (6.0, 6.1, 9.0, 9.1, 20.1)] == [
+        False, True, True, False, True,
+    ]  # fmt: skip
+
+
+def test_an_objective_that_has_passed_unseen_makes_nothing_starve() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(0.0, Request("r0", 0.0, 100, 8, terms=Terms(ttft_slo_s=0.001))))
+    state.apply(ev.PrefillRouted(0.0, "r0", "p", colocated=False))
+    state.apply(ev.PrefillDone(1.0, "r0", 31.0, 1, 0))
+    starving = StarvingEntries(state)
+    starving.of("by lease or objective", DispatchConfig().starves_from_s)
+    starving.add(state.take_entered())
+    assert [starving.first(now_s) for now_s in (1.0, 21.0)] == [None, None]
+    assert starving.first(21.1) == (True, 0, 1.0, "r0")
 
 
 class Watched(ClusterState):

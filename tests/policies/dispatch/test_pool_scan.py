@@ -24,10 +24,17 @@ class Pool:
         self.answer = NOTHING_FITS
 
     def enter(
-        self, attempt_id: str, now_s: float = 0.0, priority: int = 0, ttft_slo_s: float | None = None
+        self,
+        attempt_id: str,
+        now_s: float = 0.0,
+        priority: int = 0,
+        ttft_slo_s: float | None = None,
+        slo_presses: bool = True,
+        arrived_s: float | None = None,
     ) -> None:
-        terms = Terms(priority=priority, ttft_slo_s=ttft_slo_s)
-        self.state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, 10, 8, terms=terms)))
+        terms = Terms(priority=priority, ttft_slo_s=ttft_slo_s, slo_presses=slo_presses)
+        request = Request(attempt_id, now_s, 10, 8, terms=terms, waits_since_s=arrived_s)
+        self.state.apply(ev.Arrived(now_s, request))
         self.state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
         self.state.apply(ev.PrefillDone(now_s, attempt_id, 99.0, 1, 0))
 
@@ -77,9 +84,31 @@ def test_a_starving_entry_keeps_new_ones_out_until_it_has_left() -> None:
     pool.answer = Placement(bounded=False, slots_left=True, blocked_by=pool.state.pool_entry("old"))
     assert pool.tried(room_came=True, now_s=6.0) == ["old"]
     pool.enter("new", now_s=6.0)
-    assert pool.tried(room_came=False, now_s=6.0) == [] and not pool.scan.unblocked()
+    assert pool.tried(room_came=False, now_s=6.0) == [] and not pool.scan.unblocked(6.0)
     pool.state.apply(ev.Closed(6.0, "old", "cancelled"))
-    assert pool.scan.unblocked()
+    assert pool.scan.unblocked(6.0)
+
+
+def test_new_entries_that_a_starving_one_keeps_out_are_tried_when_it_has_left() -> None:
+    pool = Pool()
+    pool.enter("old")
+    pool.answer = FULL
+    assert pool.tried(room_came=True) == ["old"]
+    # it had not begun to starve when the pool was scanned
+    pool.enter("new", now_s=6.0)
+    assert pool.tried(room_came=False, now_s=6.0) == [] and not pool.scan.unblocked(6.0)
+    pool.state.apply(ev.Closed(6.0, "old", "cancelled"))
+    assert pool.scan.unblocked(6.0)
+
+
+def test_a_new_entry_that_starves_already_is_tried_all_the_same() -> None:
+    pool = Pool()
+    pool.enter("waits")
+    pool.answer = FULL
+    pool.tried(room_came=True, config=DispatchConfig())
+    # its prompt took five of its six seconds
+    pool.enter("late", now_s=5.0, ttft_slo_s=6.0, arrived_s=0.0)
+    assert pool.tried(room_came=False, now_s=5.0, config=DispatchConfig()) == ["late"]
 
 
 def test_without_a_limit_an_entry_starves_by_its_lease_as_granted() -> None:
@@ -97,7 +126,7 @@ def test_without_a_limit_an_entry_starves_by_its_lease_as_granted() -> None:
     pool.enter("c", now_s=67.0)
     assert pool.tried(room_came=False, now_s=67.0, config=config) == []
     pool.state.apply(ev.LeaseRenewed(68.0, "old", 167.0))
-    assert not pool.scan.unblocked()
+    assert not pool.scan.unblocked(68.0)
     pool.enter("d", now_s=69.0)
     assert pool.tried(room_came=False, now_s=69.0, config=config) == []
     # one that never starves keeps nothing out
@@ -106,7 +135,7 @@ def test_without_a_limit_an_entry_starves_by_its_lease_as_granted() -> None:
     assert pool.tried(room_came=False, now_s=70.0, config=endless) == ["e"]
 
 
-def test_an_objective_that_ends_sooner_than_the_lease_makes_an_entry_starve_sooner() -> None:
+def test_an_objective_that_ends_sooner_than_the_lease_makes_an_entry_starve_in_its_last_third() -> None:
     config = DispatchConfig(tick_entries=2)
     pool = Pool()
     pool.enter("old", ttft_slo_s=9.0)
@@ -119,3 +148,22 @@ def test_an_objective_that_ends_sooner_than_the_lease_makes_an_entry_starve_soon
     by_lease = DispatchConfig(tick_entries=2, overdue_by_slo=False)
     pool.enter("c", now_s=6.2)
     assert pool.tried(room_came=False, now_s=6.2, config=by_lease) == ["c"]
+    # once the objective is missed nobody waits for it, and what did is tried again
+    pool.enter("d", now_s=9.0)
+    assert pool.tried(room_came=False, now_s=9.0, config=config) == [] and not pool.scan.unblocked(9.0)
+    assert pool.scan.unblocked(9.1)
+    pool.enter("e", now_s=9.1)
+    assert pool.tried(room_came=False, now_s=9.1, config=config) == ["e"]
+    # two thirds of the lease of 99 s
+    pool.enter("f", now_s=66.1)
+    assert pool.tried(room_came=False, now_s=66.1, config=config) == []
+
+
+def test_an_objective_that_does_not_press_makes_no_entry_starve() -> None:
+    config = DispatchConfig(tick_entries=2)
+    pool = Pool()
+    pool.enter("old", ttft_slo_s=9.0, slo_presses=False)
+    pool.answer = FULL
+    pool.tried(room_came=True, config=config)
+    pool.enter("new", now_s=8.0)
+    assert pool.tried(room_came=False, now_s=8.0, config=config) == ["new"]

@@ -369,6 +369,37 @@ def test_room_that_tenants_within_their_share_cannot_use_goes_to_the_others() ->
     assert sent(fleet.prefilled(small), RouteDecode) == [small]
 
 
+@pytest.mark.parametrize("policy", [NoFairness(), VirtualTokenCounter()], ids=["none", "vtc"])
+@pytest.mark.parametrize(
+    ("slo_s", "presses", "kept_out"),
+    [
+        # a client's own: of a millisecond, and of any time that it may choose
+        (0.001, True, False),
+        (0.001, False, False),
+        (3.0, False, False),
+        # the operator's, of which two thirds have passed
+        (3.0, True, True),
+    ],
+)
+def test_a_large_prompt_keeps_others_out_for_an_objective_of_the_operators_only(
+    policy: FairnessPolicy, slo_s: float, presses: bool, kept_out: bool
+) -> None:
+    fleet = Fleet(policy, prefill=9, slots=9, kv=1000, overcommit_slots=0)
+    fleet.two_tenants_came()
+    running, _ = fleet.arrive("b", prompt=400)
+    assert sent(fleet.prefilled(running), RouteDecode) == [running]
+    large, _ = fleet.arrive("a", prompt=900, ttft_slo_s=slo_s, slo_presses=presses)
+    assert not sent(fleet.prefilled(large), RouteDecode)
+    fleet.now_s = 2.5
+    small, _ = fleet.arrive("b", prompt=50)
+    assert bool(sent(fleet.prefilled(small), RouteDecode)) is not kept_out
+    # whoever was kept out goes with the next event once the objective is missed
+    fleet.now_s = 3.1
+    other, actions = fleet.arrive("b", prompt=60)
+    assert sent(actions, RouteDecode) == ([small] if kept_out else [])
+    assert sent(fleet.prefilled(other), RouteDecode) == [other]
+
+
 # --------------------------------------------------------------------------------------------- several choices (B9)
 
 

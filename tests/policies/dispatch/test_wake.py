@@ -51,7 +51,7 @@ class Eager(Dispatcher):
     def _queue_wakes(self, event: ev.Event, freed_workers: set[str]) -> bool:
         return True
 
-    def _pool_wakes(self, freed_workers: set[str]) -> bool:
+    def _pool_wakes(self, freed_workers: set[str], now_s: float) -> bool:
         return True
 
 
@@ -64,7 +64,12 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
         tokens,
         8,
         slots=1 + n % 2,
-        terms=Terms(priority=n % 3, local=n == 7, mode=Mode.COLOCATED if n == 8 else None),
+        terms=Terms(
+            priority=n % 3,
+            ttft_slo_s={3: 1.5, 4: 4.0}.get(n),
+            local=n == 7,
+            mode=Mode.COLOCATED if n == 8 else None,
+        ),
         avoid=("d0", "p1") if n == 5 else (),
         deadline_s=now_s + 20 if n == 6 else float("inf"),
     )

@@ -9,7 +9,7 @@ from actors.wire.messages import Submit
 from policies.journal.codec import CodecError, decoder, dumps, encoder, loads
 from policies.request.terms import NO_TERMS, Mode, Terms
 
-FULL = Terms(-3, "vip", 0.5, 0.05, "talk", True, Mode.DISAGGREGATED, 60.0)
+FULL = Terms(-3, "vip", 0.5, 0.05, "talk", True, Mode.DISAGGREGATED, 60.0, slo_presses=False)
 
 
 def test_the_total_time_counts_from_the_arrival() -> None:

@@ -33,6 +33,7 @@ def test_a_created_key_is_found_and_its_file_is_private(
     secret = secret_of(
         path, capsys, "create", "--tenant", "acme", "--ceiling", "-5", "--requests-per-min", "60", "--tokens-per-min",
         "1000", "--parallel", "4", "--weight", "2", "--expires-in", "30d", "--note", "of the tests", "--shares-cache",
+        "--timeout-s", "3600",
     )  # fmt: skip
     assert path.stat().st_mode & 0o777 == 0o600
     found = book(path).find(secret)
@@ -40,10 +41,11 @@ def test_a_created_key_is_found_and_its_file_is_private(
     key = found.key
     assert (key.tenant, key.ceiling, key.least_priority, key.weight) == ("acme", -5, -5, 2.0)
     assert (key.requests_per_min, key.tokens_per_min, key.parallel, key.shares_cache) == (60, 1000, 4, True)
+    assert key.timeout_s == 3600.0
     assert key.expires is not None and (key.expires - key.created).days == 30
     assert main(["list", "--file", str(path)]) == 0
     listed = capsys.readouterr().out
-    assert all(word in listed for word in (key.id, "acme", "1000", "of the tests"))
+    assert all(word in listed for word in (key.id, "acme", "1000", "3600s", "of the tests"))
     assert secret not in listed and key.secrets[0].sha256 not in listed
     assert main(["list", "--json", "--file", str(path)]) == 0
     assert json.loads(capsys.readouterr().out)["tenant"] == "acme"
@@ -88,6 +90,7 @@ def test_a_rotated_key_takes_both_secrets_for_a_time(path: Path, capsys: pytest.
         (["create", "--tenant", "a b"], "--tenant"),
         (["create", "--tenant", "a", "--requests-per-min", "0"], "--requests-per-min"),
         (["create", "--tenant", "a", "--weight", "nan"], "--weight"),
+        (["create", "--tenant", "a", "--timeout-s", "0"], "--timeout-s"),
         (["revoke", "k1"], "no key file"),
         (["list"], "no key file"),
     ],

@@ -300,6 +300,40 @@ async def test_a_client_whose_own_limit_ends_before_an_engine_has_its_prompt_pay
         await made.idle()
 
 
+async def test_a_key_gives_its_requests_more_time_than_others_have_or_less(
+    keys: KeyFile, opened: Opened
+) -> None:
+    longer, shorter, plain = keys.add(timeout_s=3600.0), keys.add(timeout_s=50.0), keys.add()
+
+    async def left_s(made: Rig, secret: str, own_s: str | None = None) -> float:
+        """Returns the time that a request has left when its prompt goes to an engine."""
+        headers = bearer(secret) | ({} if own_s is None else {"x-sluice-timeout-s": own_s})
+        assert (await made.client.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
+        return float(made.engines["p"].of(wire.Prefill)[-1].timeout_s)
+
+    async with opened(request_timeout_s=600.0) as made:
+        assert 600.0 < await left_s(made, longer) <= 3600.0
+        assert 50.0 < await left_s(made, plain) <= 600.0
+        assert await left_s(made, shorter) <= 50.0
+        # a request asks for less than that, and not for more
+        assert 600.0 < await left_s(made, longer, "1000") <= 1000.0
+        assert 50.0 < await left_s(made, plain, "1000") <= 600.0
+        assert await left_s(made, shorter, "1000") <= 50.0
+
+
+async def test_the_time_of_a_key_is_the_servers_limit_and_no_limit_of_the_clients_own(
+    keys: KeyFile, opened: Opened
+) -> None:
+    secret = keys.add(id="k1", tokens_per_min=1000, timeout_s=0.8)
+    async with opened({"auto": False}) as made:
+        for own, told, spent in (({}, "the server allows", 0), ({"x-sluice-timeout-s": "0.6"}, "'x-sluice-", 3)):
+            answer = await made.client.post("/v1/completions", json=PROMPT, headers=bearer(secret) | own)
+            assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline")
+            assert told in error_of(answer)["message"]
+            await made.idle()
+            assert account(made, "k1")[:2] == (0, 0) and round(account(made, "k1")[2]) == spent
+
+
 async def test_a_request_that_fails_before_output_costs_no_tokens(keys: KeyFile, opened: Opened) -> None:
     secret = keys.add(id="k1", tokens_per_min=1000)
     async with opened({"auto": False}, max_retries=0) as made:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.tenants import gate as gate_module
 from app.ingress.tenants.ledger import Ledger, Limits, Meter, Need, Refusal, Reservation
@@ -144,6 +145,35 @@ async def test_what_a_dead_replica_held_is_given_back(server: Server) -> None:
     assert isinstance(found, SharedReservation)
     assert meters.tokens == Meter(100, 10, 0.0)
     await alive.close()
+
+
+async def test_a_reservation_may_last_longer_than_others(ledger: SharedLedger) -> None:
+    limits = Limits(parallel=1)
+    found, _ = await ledger.reserve("longer", limits, Need(1, 1), 1e9, most_s=3660.0)
+    assert isinstance(found, SharedReservation)
+    refused, _ = await ledger.reserve("longer", limits, Need(1, 1), 1e9 + 3659)
+    assert isinstance(refused, Refusal)
+    found, _ = await ledger.reserve("longer", limits, Need(1, 1), 1e9 + 3661)
+    assert isinstance(found, SharedReservation)
+
+
+async def test_a_request_is_held_for_as_long_as_its_key_allows_it_to_take(
+    server: Server, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    key_id = f"long-{next(_names)}"
+    secret = keys.add(id=key_id, parallel=2, timeout_s=3600.0)
+    config = IngressConfig((MODEL,), sweep_interval_s=0.02, key_file=str(keys.path), quota_redis=server.url)
+    async with rig(tmp_path, pair(tmp_path, auto=False), config) as made:
+        asked = asyncio.create_task(ask(made, secret))
+        await until(lambda: made.engines["p"].of(wire.Prefill), "a prefill")
+        assert made.app._gate is not None and made.app._gate._shared is not None
+        redis = made.app._gate._shared._redis
+        [(_, ends_s)] = await redis.zrange(f"sluice:quota:{{{key_id}}}:held", 0, -1, withscores=True)
+        # an hour and a minute, of which some seconds may have passed
+        assert 3000 < ends_s - (await redis.time())[0] <= 3661
+        asked.cancel()
+        await made.idle()
 
 
 async def sums(ledger: SharedLedger, key: str) -> tuple[int, int, int]:

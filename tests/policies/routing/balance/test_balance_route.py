@@ -134,8 +134,9 @@ def assign(
     pool: Sequence[PoolEntry],
     now_s: float = 1.0,
     seed: int = 0,
+    by_slo: bool = False,
 ) -> dict[str, tuple[str, Reason]]:
-    view = snapshot(workers, pool, now_s=now_s)
+    view = dataclasses.replace(snapshot(workers, pool, now_s=now_s), overdue_by_slo=by_slo)
     made = policy.assign([(e, workers) for e in pool], view, random.Random(seed))
     return {a.attempt_id: (a.decision.worker, a.decision.reason) for a in made}
 
@@ -204,6 +205,21 @@ def test_an_overdue_entry_goes_first_whatever_its_size() -> None:
     assert assign(BalanceRoute0(), workers, pool, now_s=20.1) == {"old": ("w1", Reason.OVERDUE)}
     renewed = [dataclasses.replace(pool[0], lease_until_s=48.0, renewed_s=18.0), pool[1]]
     assert set(assign(BalanceRoute0(), workers, renewed, now_s=20.1)) == {"fits"}
+
+
+@pytest.mark.parametrize("kind", [BalanceRoute0, BalanceRouteH])
+def test_an_objective_goes_first_in_its_class_and_a_lease_that_ends_before_all(kind: Any) -> None:
+    workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
+    late = entry("late", 10, priority=1, lease_s=1e6, ttft_slo_s=30.0)
+    fits, urgent = entry("fits", 100, priority=1, lease_s=1e6), entry("urgent", 5, lease_s=1e6)
+    # from two thirds of its 30 s on `late` is about to miss its objective
+    made = assign(kind(), workers, [fits, late], now_s=25.0, by_slo=True)
+    assert made == {"late": ("w1", Reason.OVERDUE)}
+    assert set(assign(kind(), workers, [fits, late, urgent], now_s=25.0, by_slo=True)) == {"urgent"}
+    assert set(assign(kind(max_wait_s=1.0), workers, [late, urgent], now_s=25.0)) == {"urgent"}
+    rescued = dataclasses.replace(late, lease_until_s=30.0)
+    made = assign(kind(), workers, [rescued, urgent], now_s=25.0, by_slo=True)
+    assert made == {"late": ("w1", Reason.OVERDUE)}
 
 
 def test_a_pool_that_waits_for_minutes_is_ordered_by_f_not_by_arrival() -> None:

@@ -173,24 +173,36 @@ class Checker:
         return self.score(entries, w) + max(self.age(e) for e in entries)
 
     def is_overdue(self, e: PoolEntry) -> bool:
+        """By its lease, so that it goes before all others."""
+        return self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
+
+    def is_pressing(self, e: PoolEntry) -> bool:
+        """By its wait or its objective, so that it goes before the others of its class."""
         most_s = self.limits.max_wait_s
         old = most_s is not None and e.entered_s < self.now_s - most_s
         slo_s = e.request.terms.ttft_slo_s
-        soon = self.by_slo and slo_s is not None and slo_s * (2.0 / 3.0) < self.now_s <= slo_s
-        return old or soon or self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
+        return old or (self.by_slo and slo_s is not None and slo_s * (2.0 / 3.0) < self.now_s <= slo_s)
+
+    def first(self) -> list[PoolEntry]:
+        """The entries that have to go first, in their order."""
+        placeable = [e for e in self.left.values() if any(self.fits(e, o) for o in self.workers)]
+        overdue = [e for e in placeable if self.is_overdue(e)]
+        priority = min(e.request.terms.priority for e in placeable)
+        return overdue or [
+            e for e in placeable if e.request.terms.priority == priority and self.is_pressing(e)
+        ]
 
     def check(self, w: str, chosen: list[PoolEntry], reason: Reason, terms: dict[str, float]) -> None:
         """One admission, and books it."""
         margin = min(self.margins(w))
         assert terms["score"] == pytest.approx(self.score(chosen, w), rel=1e-9, abs=NEAR)
         assert (terms["margin_tokens"], terms["free_slots"]) == (margin, self.free[w])
-        overdue = [e for e in self.left.values() if self.is_overdue(e)]
-        placeable = [e for e in overdue if any(self.fits(e, o) for o in self.workers)]
+        first = self.first()
         if reason is Reason.OVERDUE:
-            assert chosen == placeable[:1]
+            assert chosen == first[:1]
             assert margin == max(min(self.margins(o)) for o in self.workers if self.fits(chosen[0], o))
         else:
-            assert not placeable
+            assert not first
             self.check_stage(w, chosen, reason, terms["score"])
         for e in chosen:
             assert self.fits(e, w)

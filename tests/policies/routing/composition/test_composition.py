@@ -328,6 +328,25 @@ def test_an_entry_about_to_miss_its_objective_goes_first_until_it_has_missed_it(
     assert {reason for _, reason in place(Composition(), workers, pool, now_s=25.0).values()} == {Reason.FILL}
 
 
+def test_an_objective_goes_first_in_its_class_and_a_lease_that_ends_before_all() -> None:
+    workers = [worker("w0", slots_used=7)]
+
+    def placed(*pool: PoolEntry) -> list[tuple[str, Reason]]:
+        view = dataclasses.replace(
+            snapshot([SENDER, *workers], pool, ORACLE, now_s=25.0), overdue_by_slo=True
+        )
+        made = Composition().assign([(e, workers) for e in pool], view, random.Random(0))
+        return [(a.attempt_id, a.decision.reason) for a in made]
+
+    # from two thirds of its 30 s on `late` is about to miss its objective
+    late = entry("late", 10, priority=1, lease_s=1e6, ttft_slo_s=30.0)
+    old, urgent = entry("old", 10, priority=1, lease_s=1e6), entry("urgent", 10, lease_s=1e6)
+    assert placed(old, late) == [("late", Reason.OVERDUE)]
+    assert [name for name, _ in placed(old, late, urgent)] == ["urgent"]
+    rescued = dataclasses.replace(late, lease_until_s=30.0)
+    assert placed(rescued, urgent) == [("late", Reason.OVERDUE)]
+
+
 @pytest.mark.parametrize(("window", "chosen"), [(2, {"r1", "r3"}), (6, {"r1", "r2"})])
 def test_the_window_holds_the_shortest_by_forecast(window: int, chosen: set[str]) -> None:
     # r2's output is the longest, but it has 0.1 of 1.1 s left: it is worth most where the window reaches it

@@ -405,12 +405,14 @@ class Checker:
     # -------------------------------------------------------------------------------------------------- the choices
 
     def is_overdue(self, e: PoolEntry) -> bool:
-        """By its lease, which was never renewed, by `max_wait_s`, or by an objective that it is about to miss."""
-        most_s, slo_s = (e.lease_until_s - e.entered_s) * 2 / 3, e.request.terms.ttft_slo_s
-        if self.policy.max_wait_s is not None:
-            most_s = min(most_s, self.policy.max_wait_s)
-        soon = self.view.overdue_by_slo and slo_s is not None and slo_s * 2 / 3 < NOW_S <= slo_s
-        return soon or e.entered_s < NOW_S - most_s
+        """By its lease, which was never renewed: it goes before all others."""
+        return e.entered_s < NOW_S - (e.lease_until_s - e.entered_s) * 2 / 3
+
+    def is_pressing(self, e: PoolEntry) -> bool:
+        """By `max_wait_s`, or by an objective that it is about to miss: it goes before the others of its class."""
+        most_s, slo_s = self.policy.max_wait_s, e.request.terms.ttft_slo_s
+        old = most_s is not None and e.entered_s < NOW_S - most_s
+        return old or (self.view.overdue_by_slo and slo_s is not None and slo_s * 2 / 3 < NOW_S <= slo_s)
 
     def check(self, w: str, chosen: list[PoolEntry], reason: Reason, score: float) -> None:
         """One admission, and books it."""
@@ -420,8 +422,9 @@ class Checker:
             (e for e in self.left.values() if self.fits_any(e)), key=lambda e: e.request.terms.priority
         )
         same = [e for e in self.left.values() if e.request.terms.priority == rest[0].request.terms.priority]
-        if overdue:
-            assert (reason, chosen) == (Reason.OVERDUE, overdue[:1])
+        first = overdue or [e for e in same if self.is_pressing(e) and self.fits_any(e)]
+        if first:
+            assert (reason, chosen) == (Reason.OVERDUE, first[:1])
             assert score == pytest.approx(self.best_worker(chosen[0]), **near)
         elif self.abundant(same):
             largest = max(filter(self.fits_any, same), key=self.tokens)
