@@ -262,9 +262,10 @@ def _policies(live: Live, problems: list[str]) -> dict[str, Any]:
         problems.append(
             "KV transfers are scheduled by flow agents, which the simulation of a what-if leaves out"
         )
+    # a server that is too old to have one of the last two names none
+    stages = [one for one in ("prefill", "decode", "admission", "fairness") if live.policies.get(one)]
     return {
-        "prefill": {k: live.policies["prefill"][k] for k in ("name", "params")},
-        "decode": {k: live.policies["decode"][k] for k in ("name", "params")},
+        **{stage: {k: live.policies[stage][k] for k in ("name", "params")} for stage in stages},
         "dispatch": dispatch,
         **({"predictor": "survival"} if live.learns else {}),
     }

@@ -1,6 +1,7 @@
 """A what-if file made of a running application's facts: fleet, network, problems, and what may be read from it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from benchmarks.whatif.changes import variants_of
 from benchmarks.whatif.config import WhatIfError, read
 from benchmarks.whatif.live.describe import BASE, described
 from benchmarks.whatif.live.errors import FromLiveError
-from tests.benchmarks.whatif.live.made import NOTHING_KNOWN, PAIR, engine, live, seen
+from policies.admission.registry import DEFAULT as ADMIT
+from policies.fairness.registry import DEFAULT as FAIR
+from tests.benchmarks.whatif.live.made import NOTHING_KNOWN, PAIR, POLICIES, engine, live, seen
 
 
 def test_the_file_has_the_fleet_and_can_be_simulated(tmp_path: Path) -> None:
@@ -36,6 +39,20 @@ def test_the_file_has_the_fleet_and_can_be_simulated(tmp_path: Path) -> None:
     assert [round(one.at_s, 3) for one in requests] == [float(i) for i in range(30)]
     assert "1 engines that are warm" in made.problems[0]
     assert "# problem: " in made.text and "a test" in made.text
+
+
+def test_the_file_has_the_policies_in_use_and_else_the_products(tmp_path: Path) -> None:
+    old = read(described(live(PAIR)).write(tmp_path), files_here=True)
+    assert (old.policies.admission.name, old.policies.fairness.name) == (ADMIT, FAIR)
+    own = {
+        "admission": {"name": "by_wait", "params": {"margin": 0.5, "hold_s": "inf"}, "formula": ""},
+        "fairness": {"name": "none", "params": {}, "formula": ""},
+    }
+    made = described(replace(live(PAIR), policies={**POLICIES, **own}))
+    question = read(made.write(tmp_path), files_here=True)
+    assert question.policies.admission.params == {"margin": 0.5, "hold_s": "inf"}
+    assert (question.policies.admission.name, question.policies.fairness.name) == ("by_wait", "none")
+    sim_config(variants_of(question)["base"], 0)
 
 
 def test_bandwidth_is_what_pairs_have_learnt() -> None:
