@@ -37,9 +37,10 @@ inside its prefill engine, where nothing more urgent could overtake it. Both go 
 choices is held for those with which it may begin (`base.Case`), and never for more than the tier has: nobody passes
 what is held, and the slots for its other choices would stay idle meanwhile.
 
-What is never shed as late would be held without end: a request without a TTFT objective, or a committed one
+What is never shed as late might be held without end: a request without a TTFT objective, or a committed one
 (`base.Case`). It is held until it has waited for `hold_at_most_s`, and then goes on, to wait in the engine or in the
-pool as with `open`. It is not held either while the wait for a slot is not known.
+pool as with `open`. It is not held either while the wait for a slot is not known. The dispatcher ends every hold before
+`queue_timeout_s` would reject the request.
 
 A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
 get before it:

@@ -37,8 +37,9 @@ that these rules allow:
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
   While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
   that is not refused goes first. A request that the policy holds keeps its turn: nobody passes it, of whatever tenant
-  or class. At each tick all queued requests are judged as at their turn. The policy `open` does none of this, and no
-  other one does while no request has an objective (`Gate.is_awake`).
+  or class. It is sent in spite of that when it has waited for `HELD_SHARE` of `queue_timeout_s`, so that no hold ends
+  in a rejection. At each tick all queued requests are judged as at their turn. The policy `open` does none of this, and
+  no other one does while no request has an objective (`Gate.is_awake`).
 
 Entries are served by (priority or counter of the class, tenant's counter, arrival), in the pool those first whose
 prefill worker drains.
@@ -127,6 +128,10 @@ WAKE_MARGIN_S = 10.0
 
 MOST_RETRY_AFTER_S = 60.0
 """Longest wait that a refusal names. ASSUMPTION: the load will have changed by then."""
+
+# ASSUMPTION: a third of it is left to wait for a prefill worker, and for those that are before it in the queue
+HELD_SHARE = 2.0 / 3.0
+"""Share of `queue_timeout_s` for which an admission policy may hold a request."""
 
 TAKE_ALL = Open()
 AS_THEY_COME = NoFairness()
@@ -592,14 +597,19 @@ class Dispatcher:
             if judgement is None:
                 request = self._queue.head()
                 continue
-            if judgement.verdict is Verdict.HOLD:
+            if judgement.verdict is Verdict.HOLD and not self._held_for_long(request, now_s):
                 return None
-            if judgement.verdict is Verdict.ADMIT:
+            if judgement.verdict is not Verdict.REFUSE:
                 return request, None if judgement is ADMITTED else judgement
             actions.append(self._refuse(request.attempt_id, judgement, now_s))
             tenant = self._queue.tenant(request)
             request = self._queue.newest(request.terms.priority, tenant) or self._queue.head()
         return None
+
+    def _held_for_long(self, request: Request, now_s: float) -> bool:
+        """Whether a request has waited for so long that it must not be held any more."""
+        waited_s = now_s - max(request.arrived_s, self._woken_s)
+        return waited_s > HELD_SHARE * self.config.queue_timeout_s
 
     def _lets_pass(self, request: Request) -> bool:
         """Whether a request that fits nowhere lets others pass: others may go where it may not."""

@@ -639,6 +639,27 @@ def test_beside_objectives_a_request_without_one_is_served_as_with_open(policy: 
     assert fleet.d.state.pool_size == len(patient) + (6 if isinstance(policy, Open) else 0)
 
 
+def test_what_is_held_is_sent_before_the_limit_of_the_queue_would_reject_it() -> None:
+    """A request with a long objective would be held for as long as the only slot is taken, and so would be all behind
+    it, because nobody passes what is held.
+    """
+    fleet = Fleet(ByWait(), slots=1, prefill_slots=8, queue_timeout_s=60.0)
+    fleet.measure()
+    for name in ("runs", "pooled"):
+        fleet.arrive(name)
+        fleet.prefilled(name)
+        if name == "runs":
+            fleet.handle(ev.Admitted(fleet.now_s, name))
+    assert not fleet.arrive("long", slo_s=1000.0) and not fleet.arrive("behind")
+    actions = [action for _ in range(70) for action in fleet.tick(1.0)]
+    sent = {one.attempt_id: one.waited_s for one in actions if isinstance(one, RoutePrefill)}
+    assert list(sent) == ["long", "behind"] and len(actions) == 2
+    assert all(40.0 <= waited_s <= 41.0 for waited_s in sent.values())
+    text = "".join(fleet.journal)
+    assert '"reason":"decode_full","budget_s":1000.0' in text
+    assert all(step.equal for step in replay(text.splitlines()))
+
+
 def test_a_request_without_an_objective_is_not_held_for_an_unknown_time() -> None:
     fleet = Fleet(slots=1, prefill_slots=8)
     fleet.arrive("runs")
