@@ -91,15 +91,15 @@ prompt waits for a decode engine. What it refuses is answered with 429, the wait
 words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and
 committed ones are never refused by it: retries, requests that migrate, and those that come back after a preemption.
 
-Default: `by_wait`. No class has an objective unless you give it one, and while no request has one every decision is that
-of `open`. One request with an objective is enough to change that, until none has waited, and none has come, for a
-minute: then requests without one may be held in the queue for `hold_at_most_s`, so that they do not stand before it
-inside an engine, and all others for two thirds of `queue_timeout_s`. The limits of the dispatcher hold for all: what is
-held counts for `max_queue` and `queue_timeout_s`. A full queue never rejects a committed request; `queue_timeout_s`
-does. In simulation `by_wait` keeps its goodput above
-capacity, and a little less of it at capacity itself ([design.md](design.md#38-admission); `python -m benchmarks run
-overload`); a live benchmark is still to come. `router.admission: {name: open}` takes everything, whatever it asks for.
-While the router is away, the ingresses decide as with `open`.
+Default: `by_wait`. No class has an objective unless you give it one, and while no request has one every decision is
+that of `open`. One request with an objective changes that, for as long as it waits and for a minute after it came:
+requests without one may then be held in the queue for `hold_at_most_s`, so that they do not stand before it inside an
+engine, and all others for two thirds of `queue_timeout_s`. The limits of the dispatcher hold for all: what is held
+counts for `max_queue` and `queue_timeout_s`. A full queue never rejects a committed request; `queue_timeout_s` does.
+
+In simulation `by_wait` keeps its goodput above capacity, and a little less of it at capacity itself
+([design.md](design.md#38-admission); `python -m benchmarks run overload`). A live benchmark is still to come. `open`
+takes everything, whatever objectives it has; so do the ingresses while the router is away.
 
 ```yaml
 router:

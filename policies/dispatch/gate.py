@@ -4,10 +4,10 @@ The gate measures service rates at each tick, makes the outlook from them and fr
 request at its arrival, at its turn, and while it waits in the pool. It refuses nothing itself: the dispatcher carries
 judgements out. For a policy that does not watch, the gate does nothing at all.
 
-The gate is awake while a request with an objective waits, in the queue or for a decode slot, and for `REMEMBERS_S` after
-the last one came. Else there is nobody whose objective a judgement could keep, so no request is judged: the dispatcher
-decides as with `open`, and whoever asks for no objective sees nothing of the policy. Meanwhile the gate only counts what
-comes and measures the workers once in `DOZES_S`, so that it knows the rates when it wakes.
+The gate is awake while a request with an objective waits, in the queue or for a decode slot, and for `REMEMBERS_S`
+after the last one came. Else there is nobody whose objective a judgement could keep, so no request is judged: the
+dispatcher decides as with `open`, and users without objectives see nothing of the policy. Meanwhile the gate only
+counts what comes and measures the workers once in `DOZES_S`, so that it knows the rates when it wakes.
 """
 
 import math
