@@ -33,7 +33,7 @@ from actors.wire.sockets import port_range
 from actors.wire.tls import VARIABLE, WireTls
 from app.groups import AutoscalerConfig, EngineGroupConfig, ScalingConfig, Strict, TopologyConfig
 from app.profile.file import load_heatmap
-from policies.admission.registry import DEFAULT as OPEN
+from policies.admission.registry import DEFAULT as ADMIT
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.fairness.registry import DEFAULT as FAIR
@@ -90,7 +90,7 @@ class RouterConfig(Strict):
     # the pair with the least largest regret over five situations, untuned: `python -m benchmarks run defaults`
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     decode: PolicyChoice = PolicyChoice(name="composition")
-    admission: PolicyChoice = PolicyChoice(name=OPEN)
+    admission: PolicyChoice = PolicyChoice(name=ADMIT)
     fairness: PolicyChoice = PolicyChoice(name=FAIR)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0

@@ -45,8 +45,8 @@ HEAD = """# Policies
 - **Both of these, under load:** decode by `composition`, with the network and a predictor.
 - **One port for several users, some of whom send far more than others:** keep the default, which shares the service out
   among tenants ([Policies for fairness](#policies-for-fairness)), and give them API keys.
-- **More load than the engines carry:** give the classes objectives and admit `by_wait`
-  ([Policies for admission](#policies-for-admission)).
+- **More load than the engines carry:** give the classes objectives (`ingress.options.class_slo`); what would miss them
+  is then refused at once ([Policies for admission](#policies-for-admission)).
 
 Further:
 
@@ -88,15 +88,22 @@ The whole page is written by `python scripts/document_policies.py` from the clas
 ADMISSIONS = """
 The admission policy says whether a request is taken at all: at its arrival, again at its turn, and while its computed
 prompt waits for a decode engine. What it refuses is answered with 429, the wait as `Retry-After`, and the reason in
-words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and retries
-are never refused by it, but the limits of the dispatcher hold for them: what `by_wait` holds in the queue counts for
-`max_queue` and `queue_timeout_s`. Default: `open`, until a live benchmark has shown `by_wait`; in simulation `by_wait`
-keeps its goodput above capacity, and a little less of it at capacity itself ([design.md](design.md#38-admission);
-`python -m benchmarks run overload`).
+words; `sluice explain` shows the sum. Requests without an objective (`slo`, or `ingress.options.class_slo`) and
+committed ones are never refused by it: retries, requests that migrate, and those that come back after a preemption.
+
+Default: `by_wait`. No class has an objective unless you give it one, and while no request has one every decision is
+that of `open`. One request with an objective changes that, for as long as it waits and for a minute after it came:
+requests without one may then be held in the queue for `hold_at_most_s`, so that they do not stand before it inside an
+engine, and all others for two thirds of `queue_timeout_s`. The limits of the dispatcher hold for all: what is held
+counts for `max_queue` and `queue_timeout_s`. A full queue never rejects a committed request; `queue_timeout_s` does.
+
+In simulation `by_wait` keeps its goodput above capacity, and a little less of it at capacity itself
+([design.md](design.md#38-admission); `python -m benchmarks run overload`). A live benchmark is still to come. `open`
+takes everything, whatever objectives it has; so do the ingresses while the router is away.
 
 ```yaml
 router:
-  admission: {name: by_wait}
+  admission: {name: by_wait, params: {hold_at_most_s: 5}}
 ingress:
   options: {class_slo: {interactive: {ttft_s: 2}, standard: {ttft_s: 5}}}
 ```

@@ -38,7 +38,6 @@ from actors.router.workers import adopted_of, failure_of, lend_of, place_of, req
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity, WireError
 from actors.wire.sockets import listen, remove_sockets
-from policies.admission.open import Open
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome
@@ -56,9 +55,10 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 IDLE_TICK_S = 1.0
-"""Seconds between two ticks of a dispatcher that has no request, no dropped content of an index to remove, and no
-admission policy that measures: only the comparison of workers is left to them, which looks no more often itself
-(`policies.state.outliers.COMPARE_S`).
+"""Seconds between two ticks of a dispatcher that has no request, no dropped content of an index to remove, and an
+admission policy that is not asked (`Dispatcher.judges`). The comparison of workers is left to them, and the admission
+policy's rates of service, which look no more often themselves (`policies.state.outliers.COMPARE_S`,
+`policies.dispatch.gate.DOZES_S`).
 """
 STATUS_S = 1.0
 PATHS_S = 5.0
@@ -534,7 +534,7 @@ class RouterServer:
 
     def _tick(self) -> None:
         now_s, state = clock_s(), self.dispatcher.state
-        busy = state.in_flight or not isinstance(self.dispatcher.admission, Open)
+        busy = state.in_flight or self.dispatcher.judges(now_s)
         if (
             busy
             or any(index.sweeps for index in state.prefix_indexes)

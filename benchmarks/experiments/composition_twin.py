@@ -24,6 +24,7 @@ from benchmarks.workloads.arrivals import Poisson
 from benchmarks.workloads.lengths import Lognormal
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Clients, Synthetic
+from policies.admission.registry import DEFAULT as ADMIT
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
 from policies.network.oracle import NodePlace
@@ -248,6 +249,7 @@ def simulated(
         specs,
         prefill=(PREFILL_POLICY, _prefill_params(cluster)),
         decode=(case.policy, case.params),
+        admission=(ADMIT, {}),
         dispatch=DispatchConfig(seed=seed),
         control=control,
         network=network,

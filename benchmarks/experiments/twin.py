@@ -27,6 +27,7 @@ from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
 from benchmarks.workloads.arrivals import Poisson, until
 from benchmarks.workloads.record import WorkloadRequest
+from policies.admission.registry import DEFAULT as ADMIT
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
 from policies.state.views import Role
@@ -121,6 +122,7 @@ class Setup:
             specs,
             prefill=(policies[0], {}),
             decode=(policies[1], {}),
+            admission=(ADMIT, {}),
             dispatch=DispatchConfig(seed=seed),
             control=control,
         )

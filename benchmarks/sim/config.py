@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from benchmarks.sim.fleet_setup import FleetSetup
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.links import KvNetwork
+from policies.admission.registry import OPEN
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import TimingProfile
@@ -336,7 +337,8 @@ class SimConfig:
     engines: tuple[EngineSpec, ...]
     prefill: tuple[str, Mapping[str, Any]] = ("join_shortest_queue", NO_PARAMS)
     decode: tuple[str, Mapping[str, Any]] = ("join_shortest_queue", NO_PARAMS)
-    admission: tuple[str, Mapping[str, Any]] = ("open", NO_PARAMS)
+    # the baseline, not the product's default: an experiment that is about admission names its policy
+    admission: tuple[str, Mapping[str, Any]] = (OPEN, NO_PARAMS)
     fairness: tuple[str, Mapping[str, Any]] = ("none", NO_PARAMS)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     control: ControlPlane = field(default_factory=ControlPlane)

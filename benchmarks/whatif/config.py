@@ -19,7 +19,7 @@ from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
 from benchmarks.whatif.scaling import Scaling
 from benchmarks.workloads.catalog import WORKLOADS
-from policies.admission.registry import DEFAULT as OPEN
+from policies.admission.registry import DEFAULT as ADMIT
 from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
@@ -137,7 +137,7 @@ class Policies(_Strict):
 
     prefill: PolicyChoice = PolicyChoice()
     decode: PolicyChoice = PolicyChoice()
-    admission: PolicyChoice = PolicyChoice(name=OPEN)
+    admission: PolicyChoice = PolicyChoice(name=ADMIT)
     fairness: PolicyChoice = PolicyChoice(name=FAIR)
     dispatch: dict[str, Any] = Field(default_factory=dict)
     predictor: Literal["none", "survival", "exact_match", "oracle"] = "none"

@@ -165,7 +165,9 @@ ADMITTED = Judgement(Verdict.ADMIT)
 
 
 class AdmissionPolicy(Protocol):
-    """A frozen dataclass of parameters. A policy that does not `watch` admits every request, and is not asked."""
+    """A frozen dataclass of parameters. A policy that does not `watch` admits every request, and is not asked. Nor is
+    any other one while no request has an objective (`policies.dispatch.gate`).
+    """
 
     paper: ClassVar[str]
     formula: ClassVar[str]

@@ -37,6 +37,11 @@ inside its prefill engine, where nothing more urgent could overtake it. Both go 
 choices is held for those with which it may begin (`base.Case`), and never for more than the tier has: nobody passes
 what is held, and the slots for its other choices would stay idle meanwhile.
 
+What is never shed as late might be held without end: a request without a TTFT objective, or a committed one
+(`base.Case`). It is held until it has waited for `hold_at_most_s`, and then goes on, to wait in the engine or in the
+pool as with `open`. It is not held either while the wait for a slot is not known. The dispatcher ends every hold before
+`queue_timeout_s` would reject the request.
+
 A TPOT objective is compared with the time for each token that decode workers need with the sequences that they are to
 get before it:
 
@@ -44,9 +49,9 @@ get before it:
 
 That sum is the forecast's at every moment: a request whose tokens would be too slow makes those of others slower.
 
-Requests without objectives and committed ones (`base.Case`) are held, and never refused. Adaptive LIFO, by which the
-newest goes first while the oldest is late, is the dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM
-Queue 13(8), 2015).
+Requests without objectives and committed ones are never refused. While no request has an objective the policy is not
+asked (`policies.dispatch.gate`). Adaptive LIFO, by which the newest goes first while the oldest is late, is the
+dispatcher's part (after Facebook's, in Maurer, "Fail at Scale", ACM Queue 13(8), 2015).
 Not claimed: fairness between tenants, which is `policies.fairness`; waits are expected by its shares.
 """
 
@@ -112,6 +117,11 @@ class ByWait:
     """Longest work of the least loaded prefill worker for which a further prompt is sent to one; infinity holds
     nothing.
     """
+    # ASSUMPTION: longer than decode is full for a moment, and far below `queue_timeout_s`, after which it is rejected
+    hold_at_most_s: Annotated[float, Number(low=0.0, unit="s", endless=True)] = 10.0
+    """Longest wait of a request without a TTFT objective, or of a committed one, with which it is still held; infinity
+    sets no bound.
+    """
     shed_by: Annotated[str, OneOf((FORECAST, OPTIMISTIC))] = FORECAST
     """Sum by which a request that was taken is shed as late: `forecast` is the one with all margins, by which it was
     taken; `optimistic` is the sum at best, without `margin`, `deviations`, and more urgent requests yet to come.
@@ -142,8 +152,10 @@ class ByWait:
         judged = Judgement(Verdict.ADMIT, "", slo_s, terms, terms["queue_s"] + terms["pool_s"])
         if not case.committed:
             judged = self._by_tokens(case, found, judged) or self._by_first_token(case, outlook, judged)
-        if case.moment is Moment.TURN and judged.verdict is Verdict.ADMIT and (busy := self._busy(found)):
-            return Judgement(Verdict.HOLD, busy, slo_s, terms, judged.wait_s)
+        if case.moment is Moment.TURN and judged.verdict is Verdict.ADMIT:
+            busy = self._busy(case, found, terms)
+            if busy:
+                return Judgement(Verdict.HOLD, busy, slo_s, terms, judged.wait_s)
         return ADMITTED if slo_s is None and judged.verdict is Verdict.ADMIT else judged
 
     def _by_tokens(self, case: Case, found: _Way, forecast: Judgement) -> Judgement | None:
@@ -182,9 +194,12 @@ class ByWait:
         doubt = f"in doubt: {in_words(terms, slo_s)}; at best it comes after {best_s:.1f} s"
         return Judgement(Verdict.ADMIT, "", slo_s, terms, wait_s, doubt)
 
-    def _busy(self, found: _Way) -> str:
+    def _busy(self, case: Case, found: _Way, terms: Terms) -> str:
         """Returns why a request is held at its turn, "" if it is not."""
-        blind = found.slot_unknown and math.isfinite(self.hold_s)
+        sheds = case.request.terms.ttft_slo_s is not None and not case.committed
+        if not sheds and terms["waited_s"] > self.hold_at_most_s:
+            return ""
+        blind = sheds and found.slot_unknown and math.isfinite(self.hold_s)
         if blind or found.begins_s > self.hold_s:
             return "decode_full"
         return "prefill_full" if found.ahead_s > self.ahead_s else ""

@@ -25,7 +25,9 @@ that these rules allow:
   `overcommit_slots` sequences beyond its slots. Without such a worker it is prefilled once more (at most `max_prefills`
   times in all) or rejected with 503.
 - A queue that is full, of sequences or of prompt tokens, rejects with 429 what would be served last (for `none` the
-  newest of the least urgent class). A request that waited longer than `queue_timeout_s` is rejected with 503.
+  newest of the least urgent class), but no committed request (`ClusterState.is_committed`): a retry, one that migrates,
+  or one that comes back after a preemption. A request that waited longer than `queue_timeout_s` is rejected with 503,
+  whatever it is.
 - Fairness (`sharing`): where requests of several tenants wait in a class, the one with the least counter has its turn,
   and the decode policy sees the pool entries of tenants within their share only, unless none of them fits anywhere. So
   it is with classes if they have counters (`class_ratio`). With the policy `vtc` a request of several choices begins
@@ -35,7 +37,9 @@ that these rules allow:
 - Admission (`gate`): the admission policy may refuse a request with 429, at its arrival, at its turn, or in the pool.
   While the head of the queue is refused at its turn, because it is late, the newest request of its tenant and priority
   that is not refused goes first. A request that the policy holds keeps its turn: nobody passes it, of whatever tenant
-  or class. At each tick all queued requests are judged as at their turn. The policy `open` does none of this.
+  or class. It is sent in spite of that when it has waited for `HELD_SHARE` of `queue_timeout_s`, so that no hold ends
+  in a rejection. At each tick all queued requests are judged as at their turn. The policy `open` does none of this, and
+  no other one does while no request has an objective (`Gate.is_awake`).
 
 Entries are served by (priority or counter of the class, tenant's counter, arrival), in the pool those first whose
 prefill worker drains.
@@ -125,6 +129,10 @@ WAKE_MARGIN_S = 10.0
 
 MOST_RETRY_AFTER_S = 60.0
 """Longest wait that a refusal names. ASSUMPTION: the load will have changed by then."""
+
+# ASSUMPTION: a third of it is left to wait for a prefill worker, and for those that are before it in the queue
+HELD_SHARE = 2.0 / 3.0
+"""Share of `queue_timeout_s` for which an admission policy may hold a request."""
 
 TAKE_ALL = Open()
 AS_THEY_COME = NoFairness()
@@ -218,6 +226,10 @@ class Dispatcher:
     def needs(self) -> Needs:
         """The inputs that the present policies read; the caller need not provide any others (`Needs`)."""
         return self._needs
+
+    def judges(self, now_s: float) -> bool:
+        """Whether the admission policy is asked about requests now (`Gate.is_awake`)."""
+        return self._gate.is_awake(now_s)
 
     @property
     def horizon(self) -> int | None:
@@ -354,7 +366,7 @@ class Dispatcher:
             self._measure_closing(now_s)
         elif isinstance(event, ev.Tick):
             self._expire_queue(now_s, actions)
-            if self._gate.watches:
+            if self._gate.is_awake(now_s):
                 self._shed(now_s, actions)
         elif isinstance(event, ev.Adopted):
             self._sharing.saw(event.request)
@@ -448,25 +460,27 @@ class Dispatcher:
     # ----------------------------------------------------------------------------------------------------- queue
 
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
+        self._gate.came(request, now_s)
         self._sharing.push(request)
         most_tokens = self.config.max_queue_tokens
         limit = math.inf if most_tokens is None else most_tokens
         if self._queue.sequences > self.config.max_queue or self._queue.prompt_tokens > limit:
-            refused = self._queue.beyond(self.config.max_queue, limit, request)
+            refused = self._queue.beyond(self.config.max_queue, limit, request, self.state.is_committed)
             actions.extend([self._reject(one, 429, "queue_full", now_s) for one in refused])
             if request.attempt_id in refused:
                 return
         if self.config.class_ageing_s is not None:
             due_s = request.arrived_s + self.config.class_ageing_s
             self._queue_ages.add(request, request.arrived_s, due_s)
-        if self._gate.watches:
+        if self._gate.is_awake(now_s):
             judgement = self._judged(self._gate.arrived, request, request, self._fleet(), now_s, actions)
             if judgement is None:
                 return
             if judgement.verdict is Verdict.REFUSE:
                 actions.append(self._refuse(request.attempt_id, judgement, now_s))
-            else:
-                self._gate.admitted(request, now_s)
+                return
+        if self._gate.watches:
+            self._gate.admitted(request, now_s)
 
     def _fleet(self) -> Fleet:
         return Fleet(self._pools, self._standby, self._woken_s, self.config.status_stale_s, self._gang)
@@ -576,7 +590,7 @@ class Dispatcher:
         the newest of its tenant and priority if the head is late and refused. None where none is to be sent now.
         """
         request = self._queue.head()
-        if not self._gate.watches:
+        if not self._gate.is_awake(now_s):
             return None if request is None else (request, None)
         fleet = self._fleet()
         while request is not None:
@@ -584,14 +598,19 @@ class Dispatcher:
             if judgement is None:
                 request = self._queue.head()
                 continue
-            if judgement.verdict is Verdict.HOLD:
+            if judgement.verdict is Verdict.HOLD and not self._held_for_long(request, now_s):
                 return None
-            if judgement.verdict is Verdict.ADMIT:
+            if judgement.verdict is not Verdict.REFUSE:
                 return request, None if judgement is ADMITTED else judgement
             actions.append(self._refuse(request.attempt_id, judgement, now_s))
             tenant = self._queue.tenant(request)
             request = self._queue.newest(request.terms.priority, tenant) or self._queue.head()
         return None
+
+    def _held_for_long(self, request: Request, now_s: float) -> bool:
+        """Whether a request has waited for so long that it must not be held any more."""
+        waited_s = now_s - max(request.arrived_s, self._woken_s)
+        return waited_s > HELD_SHARE * self.config.queue_timeout_s
 
     def _lets_pass(self, request: Request) -> bool:
         """Whether a request that fits nowhere lets others pass: others may go where it may not."""

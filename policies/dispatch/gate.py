@@ -3,9 +3,15 @@
 The gate measures service rates at each tick, makes the outlook from them and from the state, and has the policy judge a
 request at its arrival, at its turn, and while it waits in the pool. It refuses nothing itself: the dispatcher carries
 judgements out. For a policy that does not watch, the gate does nothing at all.
+
+The gate is awake while a request with an objective waits, in the queue or for a decode slot, and for `REMEMBERS_S`
+after the last one came. Else there is nobody whose objective a judgement could keep, so no request is judged: the
+dispatcher decides as with `open`, and users without objectives see nothing of the policy. Meanwhile the gate only
+counts what comes and measures the workers once in `DOZES_S`, so that it knows the rates when it wakes.
 """
 
 import math
+from bisect import bisect_left
 
 from policies.admission.base import (
     AdmissionPolicy,
@@ -25,6 +31,16 @@ from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker, WorkerId
 from policies.state.waiting import NOTHING, Backlog
 
+REMEMBERS_S = 60.0
+"""Time for which the gate stays awake after a request with an objective has come. ASSUMPTION: a client that has
+objectives sends its next request within it, and what is judged needlessly costs little.
+"""
+
+DOZES_S = 1.0
+"""Time between two looks at the workers while the gate is not awake. ASSUMPTION: a tenth of the half-life of the rates,
+and the time between two ticks of an idle router.
+"""
+
 FADES_S = 10.0
 """Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
 
@@ -35,40 +51,59 @@ h is the half-life.
 
 
 class Arrivals:
-    """Prompt tokens and sequences of the requests that were admitted of late, by priority, as rates that fade."""
+    """Prompt tokens and sequences of the requests that were admitted of late, by priority, as rates that fade.
+
+    To count a request does not depend on the number of priorities, and neither does a look, unless a request was
+    counted since the last one: the sums are kept as they would be at `_at_s`, and fade themselves once in `FADES_S`.
+    """
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[float, float]] = {}
-        self._at_s: float | None = None
+        self._at_s = -math.inf
+        # ascending priorities, and the sums before each of them and over all; None: to be summed up anew
+        self._before: tuple[list[int], list[float], list[float]] | None = None
 
     def add(self, request: Request, now_s: float) -> None:
         """Counts a request that was admitted now."""
-        self._fade(now_s)
+        kept = self._fade(now_s)
         tokens, sequences = self._of.get(request.terms.priority, (0.0, 0.0))
         prompt = request.prompt_tokens + PROMPT_TOKENS
-        self._of[request.terms.priority] = tokens + prompt, sequences + request.slots
+        self._of[request.terms.priority] = tokens + prompt / kept, sequences + request.slots / kept
+        self._before = None
 
     def above(self, priority: int, now_s: float) -> tuple[float, float]:
         """Returns the prompt tokens and sequences per second of requests that are more urgent than this priority."""
-        self._fade(now_s)
-        urgent = [self._of[one] for one in sorted(self._of) if one < priority]
-        return PER_S * sum(tokens for tokens, _ in urgent), PER_S * sum(sequences for _, sequences in urgent)
+        per_s = PER_S * self._fade(now_s)
+        if self._before is None:
+            ascending = sorted(self._of)
+            tokens, sequences = [0.0], [0.0]
+            for one in ascending:
+                of = self._of[one]
+                tokens.append(tokens[-1] + of[0])
+                sequences.append(sequences[-1] + of[1])
+            self._before = ascending, tokens, sequences
+        priorities, tokens_before, sequences_before = self._before
+        place = bisect_left(priorities, priority)
+        return per_s * tokens_before[place], per_s * sequences_before[place]
 
     def within(self, seconds: float, now_s: float) -> dict[int, Backlog]:
         """Returns what is expected to come in this time, by priority."""
-        self._fade(now_s)
-        share = PER_S * seconds
+        share = PER_S * self._fade(now_s) * seconds
         return {
             priority: Backlog(0, math.ceil(share * tokens), math.ceil(share * sequences))
             for priority, (tokens, sequences) in sorted(self._of.items())
         }
 
-    def _fade(self, now_s: float) -> None:
-        if self._at_s is not None and now_s > self._at_s:
-            kept = 0.5 ** ((now_s - self._at_s) / FADES_S)
-            faded = {priority: (kept * a, kept * b) for priority, (a, b) in self._of.items()}
-            self._of = {priority: of for priority, of in faded.items() if of[1] > 1e-6}
-        self._at_s = now_s
+    def _fade(self, now_s: float) -> float:
+        """Returns the share that is left of the sums now."""
+        passed_s = max(0.0, now_s - self._at_s)
+        kept: float = 0.5 ** (passed_s / FADES_S)
+        if passed_s < FADES_S:
+            return kept
+        faded = {priority: (kept * a, kept * b) for priority, (a, b) in self._of.items()}
+        self._of = {priority: of for priority, of in faded.items() if of[1] > 1e-6}
+        self._at_s, self._before = now_s, None
+        return 1.0
 
 
 class Gate:
@@ -79,23 +114,39 @@ class Gate:
         self.policy = policy
         self._rates = Rates()
         self._arrivals = Arrivals()
+        self._awake_until_s = -math.inf
+        """Until when the last request with an objective keeps the gate awake."""
+        self._looked_s = -math.inf
         self._tiers: tuple[PrefillTier | None, DecodeTier | None, DecodeTier | None] = (None, None, None)
         self._tiers_of: tuple[object, ...] = ()
         """The inputs from which the tiers were made; many requests may be judged by the same ones."""
 
     @property
     def watches(self) -> bool:
-        """Whether the policy is asked at all."""
+        """Whether the policy may be asked at all."""
         return self.policy.watches
+
+    def is_awake(self, now_s: float) -> bool:
+        """Whether the policy is asked now. While it is not, every request is admitted unseen, and none is held."""
+        return self.policy.watches and (now_s < self._awake_until_s or self._state.objectives_wait)
 
     def change(self, policy: AdmissionPolicy) -> None:
         """Replaces the policy. What was measured stays, unless the former one did not watch."""
         if policy.watches and not self.policy.watches:
             self._rates, self._arrivals = Rates(), Arrivals()
+            self._looked_s = -math.inf
         self.policy = policy
 
+    def came(self, request: Request, now_s: float) -> None:
+        """Notes that a request has arrived, whatever becomes of it. One with an objective wakes the gate."""
+        if request.terms.has_objective:
+            self._awake_until_s = now_s + REMEMBERS_S
+
     def look(self, now_s: float) -> None:
-        """Measures what the workers have done since the last look."""
+        """Measures what the workers have done since the last look, which may be put off while the gate is not awake."""
+        if now_s - self._looked_s < DOZES_S and not self.is_awake(now_s):
+            return
+        self._looked_s = now_s
         self._rates.look(self._state.works(now_s), now_s)
         self._tiers_of = ()
 
@@ -108,7 +159,7 @@ class Gate:
             max(request.ttft_from_s, fleet.woken_s),
             self._state.queued_before(request, self._coming(request, snapshot.now_s)),
             self._state.without_slot_before(request),
-            self._committed(request, 0),
+            self._state.is_committed(request),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
 
@@ -122,7 +173,7 @@ class Gate:
             max(request.ttft_from_s, fleet.woken_s),
             NOTHING,
             self._state.without_slot_before(request, coming),
-            self._committed(request, 0),
+            self._state.is_committed(request),
             None if coming is None else self._state.without_slot_before(request),
             fleet.gang_slots,
         )
@@ -136,7 +187,7 @@ class Gate:
             Moment.POOLED,
             snapshot.now_s,
             max(request.ttft_from_s, fleet.woken_s),
-            committed=self._committed(request, 1),
+            committed=self._state.is_committed(request, 1),
         )
         return self.policy.judge(case, self._outlook(request, snapshot, fleet))
 
@@ -154,9 +205,6 @@ class Gate:
             return None
         budget_s = request.terms.ttft_slo_s
         return self._arrivals.within(FADES_S if budget_s is None else budget_s, now_s)
-
-    def _committed(self, request: Request, prefills: int) -> bool:
-        return request.again or self._state.prefills(request.attempt_id) > prefills
 
     # -------------------------------------------------------------------------------------------------- the outlook
 

@@ -9,7 +9,7 @@ set aside keeps its place, but is not the head: it lets the others pass until `c
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
@@ -18,6 +18,11 @@ from policies.fairness.none import NoFairness
 from policies.fairness.ranking import Ranking
 from policies.fairness.shares import Shares
 from policies.state.views import Request, RequestId
+
+
+def _never(request: Request) -> bool:
+    """Returns False: any request may have to go from a full queue."""
+    return False
 
 
 class _Line:
@@ -238,7 +243,9 @@ class PrefillQueue:
         """The classes in which requests wait, the most urgent one first."""
         return list(self._classes)
 
-    def beyond(self, sequences: int, prompt_tokens: float, came: Request) -> list[RequestId]:
+    def beyond(
+        self, sequences: int, prompt_tokens: float, came: Request, stays: Callable[[Request], bool] = _never
+    ) -> list[RequestId]:
         """Returns the ids of the requests that have to go for the request `came`, which is in the queue already, so
         that no more than these sequences and prompt tokens wait: what would be served last, the last one first.
 
@@ -247,11 +254,14 @@ class PrefillQueue:
         tenant of `came`: classes say who is served first, and do not let one tenant drive all others out. Where more
         waited before, because the bound has become smaller, no more than its own size has to go. One that waits alone
         may be of any size.
+
+        A request of which `stays` returns True is passed over and never has to go. If `came` is one, requests that are
+        served before it go as well, the last ones first, and where these are not enough more wait than the bound says.
         """
         if len(self) < 2:
             return []
         if came.slots > sequences or came.prompt_tokens > prompt_tokens:
-            return [came.attempt_id]
+            return [] if stays(came) else [came.attempt_id]
         more = min(self.sequences - sequences, came.slots)
         tokens = min(self.prompt_tokens - prompt_tokens, came.prompt_tokens)
         own, held = self.tenant(came), dict(self._held)
@@ -266,6 +276,8 @@ class PrefillQueue:
         for place, last in enumerate(self._from_the_end(None if others else own)):
             if more <= 0 and tokens <= 0:
                 break
+            if stays(last):
+                continue
             if last is came:
                 return [came.attempt_id]
             spared.setdefault(self.tenant(last), deque()).append((place, last))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from policies.admission.base import AdmissionPolicy
-from policies.admission.registry import DEFAULT as OPEN
+from policies.admission.registry import OPEN
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.registry import NONE

@@ -45,6 +45,11 @@ class Terms(NamedTuple):
     weight: float = 1.0
     slo_presses: bool = True
 
+    @property
+    def has_objective(self) -> bool:
+        """Whether the client asked for a time to the first token, or for a time for each later one."""
+        return self.ttft_slo_s is not None or self.tpot_slo_s is not None
+
     def deadline_s(self, arrived_s: float) -> float:
         """Returns when the request must have ended, on the clock of `arrived_s`; infinity without a limit."""
         return math.inf if self.timeout_s is None else arrived_s + self.timeout_s

@@ -214,6 +214,12 @@ class ClusterState:
         live = self._ledger.live.get(attempt_id)
         return live.prefills if live else 0
 
+    def is_committed(self, request: Request, prefills: int = 0) -> bool:
+        """Whether a request must not be refused: an earlier attempt of it was served, at least in part, or this one was
+        sent to a prefill worker more often than `prefills` times.
+        """
+        return request.again or self.prefills(request.attempt_id) > prefills
+
     def pool_entry(self, attempt_id: RequestId) -> PoolEntry:
         """Returns the pool's entry of `attempt_id`. Raises KeyError when it is not in the pool."""
         return self._ledger.pool.entries[attempt_id]
@@ -235,6 +241,11 @@ class ClusterState:
     def pooled_priorities(self) -> list[int]:
         """The priorities of the pool's entries, ascending."""
         return self._ledger.pool.priorities()
+
+    @property
+    def objectives_wait(self) -> bool:
+        """Whether a request with an objective waits, in the queue or for a decode slot."""
+        return self._ledger.queued.objectives > 0 or self._ledger.without_slot.objectives > 0
 
     @property
     def left_pool(self) -> int:

@@ -1,6 +1,7 @@
 """Sums over requests that wait, by priority, so that the work before a request is known without looking at each."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -116,15 +117,22 @@ class _Class:
 class Waiting:
     """The sums over all requests of one kind, by priority, and with `by_tenant` also by tenant. With a `class_ratio` a
     class gets this many times as much service as one whose priority is larger by 1; else a more urgent one gets all.
+    `objectives` is the number of the requests that have an objective.
     """
 
     by_tenant: bool = False
     class_ratio: float | None = None
+    objectives: int = 0
     _of: dict[int, _Class] = field(default_factory=dict)
+    # ascending priorities, and the sums up to each of them behind those up to none; None: to be summed up anew
+    _up_to: tuple[list[int], list[Backlog]] | None = None
 
     def count(self, request: Request, sign: int) -> None:
         """Adds a request (`sign` +1), or takes it away (-1)."""
         priority = request.terms.priority
+        self._up_to = None
+        if request.terms.has_objective:
+            self.objectives += sign
         of = self._of.get(priority)
         if of is None:
             of = self._of[priority] = _Class()
@@ -138,15 +146,14 @@ class Waiting:
 
     def until(self, priority: int) -> Backlog:
         """Returns the sums over the requests that are at least as urgent as this priority."""
-        # in ascending order, because sums of fractions depend on it
-        some = [self._of[one].all for one in sorted(self._of) if one <= priority]
-        return Backlog(
-            sum(one.prompts for one in some),
-            sum(one.prompt_tokens for one in some),
-            sum(one.sequences for one in some),
-            sum(one.foreseen for one in some),
-            sum((one.output_tokens for one in some), 0.0),
-        )
+        if self._up_to is None:
+            # in ascending order, because sums of fractions depend on it
+            ascending, sums = sorted(self._of), [NOTHING]
+            for one in ascending:
+                sums.append(sums[-1].plus(self._of[one].all.shown()))
+            self._up_to = ascending, sums
+        priorities, up_to = self._up_to
+        return up_to[bisect_right(priorities, priority)]
 
     def before(self, request: Request, counted: bool, coming: Mapping[int, Backlog] | None = None) -> Backlog:
         """Returns what is expected to be served before a request, the last one of its tenant in its class. `counted`

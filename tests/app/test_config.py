@@ -7,6 +7,7 @@ import yaml
 
 from actors.options import ConfigError, from_options
 from app.config import AppConfig, parse
+from app.ingress.config import IngressConfig
 from policies.dispatch.dispatcher import DispatchConfig
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,13 @@ def test_a_wrong_config_is_refused_in_words(change: dict, says: str) -> None:  #
     with pytest.raises(ConfigError) as refused:
         parse(OK | change)
     assert says in str(refused.value)
+
+
+def test_by_default_requests_are_admitted_by_their_wait_and_no_class_has_an_objective() -> None:
+    config = parse(OK)
+    assert config.router.admission.name == "by_wait"
+    options = from_options(IngressConfig, {"served_names": ("m",), **config.ingress.options}, "ingress.options")
+    assert options.class_slo == {}
 
 
 def test_options_become_the_component_s_dataclass_with_types_checked() -> None:

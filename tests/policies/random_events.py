@@ -5,11 +5,11 @@ lost engines, retries, cancellations, refused and accepted changes of policy, co
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
-from policies.journal.lines import JournalWriter
+from policies.journal.lines import JournalWriter, outcome_lines
 from policies.network.oracle import NodePlace, Oracle, PairEstimate
 from policies.request.terms import Terms
 from policies.routing.base import PolicyError
@@ -39,6 +39,8 @@ class Life:
     now_s: float = 10.0
     tenants: tuple[str, ...] = ("", "", "acme", "beta")
     changes_fairness: bool = True
+    changes_admission: bool = True
+    slos: tuple[float | None, ...] = (None, 0.5)
     requests: int = 0
     queued: set[str] = field(default_factory=set)
     prefilling: dict[str, bool] = field(default_factory=dict)  # attempt_id -> colocated
@@ -113,7 +115,7 @@ class Life:
         rng = self.rng
         return Terms(
             priority=rng.choice([0, 0, 1]),
-            ttft_slo_s=rng.choice([None, 0.5]),
+            ttft_slo_s=rng.choice(self.slos),
             tenant=rng.choice(self.tenants),
             weight=rng.choice([1.0, 1.0, 0.5, 3.0]),
             slo_presses=self.requests % 4 != 0,
@@ -207,6 +209,7 @@ class Life:
         wrong = {"kv_high_water": 2} if self.now_s % 1 < 0.5 else {"no_such_limit": 1}
         config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, wrong])
         admission = rng.choice([None, ev.PolicyChoice("open"), ev.PolicyChoice("by_wait", {"hold_s": 0.2})])
+        admission = admission if self.changes_admission else None
         fairness = rng.choice([None, ev.PolicyChoice("none"), ev.PolicyChoice("vtc", {"slack_tokens": 100})])
         fairness = fairness if self.changes_fairness else None
         return ev.PoliciesChanged(self.now_s, prefill, decode, config, admission, fairness)
@@ -239,3 +242,31 @@ def recorded(
         feed(life.next_event())
         then()
     return lines
+
+
+def decided_alike(dispatchers: Sequence[Dispatcher], life: Life, events: int) -> int:
+    """Has all dispatchers hear the same life of `events` events after its start, and asserts that the journal's lines
+    of each event are the same. Returns the number of requests that were rejected.
+    """
+    for event in life.start():
+        for dispatcher in dispatchers:
+            dispatcher.handle(event)
+    rejected = 0
+    for _ in range(events):
+        event = life.next_event()
+        lines: list[tuple[str, ...]] = []
+        actions: tuple[Action, ...] = ()
+        for dispatcher in dispatchers:
+            try:
+                actions = tuple(dispatcher.handle(event))
+                lines.append(outcome_lines(actions))
+            except PolicyError as error:
+                actions = error.decided
+                lines.append(outcome_lines(actions, error))
+            except (ev.StaleEvent, ValueError) as error:
+                actions = ()
+                lines.append(outcome_lines((), error))
+        assert all(one == lines[0] for one in lines)
+        life.saw(actions)
+        rejected += sum(isinstance(action, Reject) for action in actions)
+    return rejected

@@ -15,7 +15,10 @@ from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect
+from policies.admission.registry import DEFAULT
 from policies.dispatch.dispatcher import Action
+from policies.dispatch.gate import REMEMBERS_S
+from policies.request.terms import Terms
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -362,9 +365,14 @@ async def test_a_router_without_requests_ticks_seldom(
     assert ticks() == 3
     router._feed(ev.Closed(clock_s(), "r", "cancelled"))
     assert ticks() == 0
-    # an admission policy measures at each tick
-    router._feed(ev.PoliciesChanged(clock_s(), admission=ev.PolicyChoice("by_wait")))
-    assert ticks() == 3
+    # an admission policy changes nothing as long as it is not asked: until a request with an objective comes
+    router._feed(ev.PoliciesChanged(clock_s(), admission=ev.PolicyChoice(DEFAULT)))
+    assert ticks() == 0
+    for ago_s, expected in ((2.0 * REMEMBERS_S, 0), (0.0, 3)):
+        came_s = clock_s() - ago_s
+        router._feed(ev.Arrived(came_s, Request("s", came_s, 64, 8, terms=Terms(ttft_slo_s=5.0))))
+        router._feed(ev.Closed(clock_s(), "s", "cancelled"))
+        assert ticks() == expected
 
 
 # ---------------------------------------------------------------------------------------------------- failing engines

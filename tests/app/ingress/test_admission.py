@@ -1,32 +1,50 @@
-"""A refusal by the admission policy, as client and administrator see it: ingress, router and scripted engines."""
+"""Refusals by the product's admission policy, as client and administrator see them: ingress, router and engines."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import httpx
 
+from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
+from policies.admission.registry import DEFAULT
 from policies.state import events as ev
 from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, rig, until
+from tests.app.ingress.test_with_sim import Sim
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
 
 
-def pair(directory: Path) -> list[ScriptedEngine]:
-    return [ScriptedEngine("p", "prefill", directory), ScriptedEngine("d", "decode", directory, step_s=0.02)]
+def pair(directory: Path, prefill_slots: int = 64) -> list[ScriptedEngine]:
+    return [
+        ScriptedEngine("p", "prefill", directory, slots=prefill_slots),
+        ScriptedEngine("d", "decode", directory, step_s=0.02),
+    ]
 
 
 async def post(made: Rig, **more: object) -> httpx.Response:
     return await made.client.post("/v1/chat/completions", json=made.chat(**more))
 
 
-async def measured(made: Rig) -> None:
-    """Chooses the policy, and has the router see what the engines do until it knows how long a token takes."""
-    dispatcher = made.router.dispatcher
-    dispatcher.handle(ev.PoliciesChanged(0.0, admission=ev.PolicyChoice("by_wait")))
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Returns the status and the code of a refusal, which names a wait of a second to a minute."""
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    return answer.status_code, answer.json()["error"]["code"]
 
+
+def choose(made: Rig) -> None:
+    """Chooses the product's admission policy; a rig's router has none."""
+    made.router.dispatcher.handle(ev.PoliciesChanged(0.0, admission=ev.PolicyChoice(DEFAULT)))
+
+
+async def measured(made: Rig) -> None:
+    """Chooses the policy, and has the router see what the engines do until it knows how long a token takes. Nobody has
+    an objective until then.
+    """
+    choose(made)
     running = [asyncio.create_task(post(made, max_tokens=60)) for _ in range(4)]
-    await until(lambda: bool(dispatcher._gate._rates.lines), "a rate")
+    await until(lambda: bool(made.router.dispatcher._gate._rates.lines), "a rate")
     assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
 
 
@@ -35,12 +53,11 @@ async def test_an_objective_that_cannot_be_met_is_429_with_the_reason_in_words(t
         await measured(made)
         refused = await post(made, slo={"tpot_ms": 1})
         error = refused.json()["error"]
-        assert (refused.status_code, error["code"]) == (429, "tpot_objective")
+        assert refusal(refused) == (429, "tpot_objective")
         assert error["message"].startswith(
             "The server is overloaded (tpot objective): a token is expected to take "
         )
         assert "and the request allows 1 ms; try again in " in error["message"]
-        assert int(refused.headers["retry-after"]) >= 1
         assert (await post(made)).status_code == 200
         asked = f"/sluice/admin/explain/{refused.headers['x-request-id']}"
         told = await made.client.get(asked, headers={"authorization": f"Bearer {ADMIN_KEY}"})
@@ -49,3 +66,81 @@ async def test_an_objective_that_cannot_be_met_is_429_with_the_reason_in_words(t
         assert decision["admission"]["terms"]["token_s"] > 0.001
         assert made.router.decisions.totals["reject_tpot_objective"] == 1
         await made.idle()
+
+
+async def test_what_becomes_late_in_the_queue_is_shed(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path, prefill_slots=1), CONFIG) as made:
+        await measured(made)
+        p = made.engines["p"]
+        p.auto = False
+        p.received.clear()
+        running = asyncio.create_task(post(made))
+        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
+        # its prompts took no time so far, but this one takes longer than the next request allows
+        refused = await post(made, slo={"ttft_ms": 1000})
+        assert refusal(refused) == (429, "late")
+        assert ", and the request allows 1 s; try again in " in refused.json()["error"]["message"]
+        (prefill,) = p.of(wire.Prefill)
+        p.finish_prefill(prefill.attempt_id)
+        assert (await running).status_code == 200
+        assert made.router.decisions.totals["reject_late"] == 1
+        await made.idle()
+
+
+async def test_a_request_whose_engine_dies_is_neither_late_nor_refused_by_a_full_queue(
+    tmp_path: Path,
+) -> None:
+    engines = [
+        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("q", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("d", "decode", tmp_path),
+    ]
+    async with rig(tmp_path, engines, CONFIG, max_queue=1) as made:
+        choose(made)
+        hurried = asyncio.create_task(post(made, slo={"ttft_ms": 500}))
+        await until(lambda: engines[0].of(wire.Prefill) or engines[1].of(wire.Prefill), "a prompt to compute")
+        dies, lives = engines[:2] if engines[0].of(wire.Prefill) else (engines[1], engines[0])
+        other = asyncio.create_task(post(made))
+        await until(lambda: lives.of(wire.Prefill), "a second prompt to compute")
+        queued = asyncio.create_task(post(made))
+        await until(lambda: made.router.dispatcher.queue_size == 1, "a request in the queue")
+        # the objective passes while the prompt is computed, where nothing is shed
+        await asyncio.sleep(0.6)
+        dies.kill()
+        dies.live.clear()
+        # the retry needs the only place in the queue
+        assert refusal(await queued) == (429, "queue_full")
+        lives.auto = True
+        (prefill,) = lives.of(wire.Prefill)
+        lives.finish_prefill(prefill.attempt_id)
+        assert [(await one).status_code for one in (other, hurried)] == [200, 200]
+        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1
+        await made.idle()
+
+
+async def test_at_twice_the_capacity_what_cannot_be_in_time_is_refused_at_its_arrival(tmp_path: Path) -> None:
+    """Four slots of 20 ms a token finish eight answers of 25 tokens a second, and 16 a second come."""
+    sims: list[Sim] = []
+    async with rig(tmp_path, [], CONFIG) as made:
+        try:
+            sims.append(await Sim.start(made, tmp_path, "p", "prefill"))
+            slow = {"decode_base_s": 0.02}
+            sims.append(await Sim.start(made, tmp_path, "d", "decode", slots=4, timing=slow))
+            await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
+            await measured(made)
+            sent: list[asyncio.Task[httpx.Response]] = []
+            for _ in range(40):
+                sent.append(asyncio.create_task(post(made, max_tokens=25, slo={"ttft_ms": 500})))
+                await asyncio.sleep(1 / 16)
+            answers = await asyncio.gather(*sent)
+            counts = Counter(
+                refusal(answer) if answer.status_code != 200 else (200, "") for answer in answers
+            )
+            # some may be late beside them, on a machine that is slower than it was
+            assert set(counts) <= {(200, ""), (429, "ttft_objective"), (429, "late")}
+            assert counts[200, ""] > 4 and counts[429, "ttft_objective"] > 4
+            assert made.router.decisions.totals["reject_ttft_objective"] == counts[429, "ttft_objective"]
+            await made.idle()
+        finally:
+            for sim in sims:
+                await sim.stop()

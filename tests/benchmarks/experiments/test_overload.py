@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.experiments import overload
 from benchmarks.sim.cluster import simulate
+from policies.admission.registry import DEFAULT, OPEN
 from policies.journal.replay import replay
 
 SHORT = {"warmup_s": 20.0, "measure_s": 20.0, "params": {}}
@@ -18,13 +19,13 @@ def config(cell: str, admission: str, load: float) -> dict[str, Any]:
 @pytest.mark.parametrize(("cell", "load"), [("decode", 2.0), ("prefill", 2.0), ("tokens", 1.25)])
 def test_goodput_falls_without_admission_and_stays_with_it(cell: str, load: float) -> None:
     ours, none = (
-        overload.run_one(config(cell, name, load), 1)["goodput_per_s"] or 0.0 for name in ("by_wait", "open")
+        overload.run_one(config(cell, name, load), 1)["goodput_per_s"] or 0.0 for name in (DEFAULT, OPEN)
     )
     assert ours > 0.75 * overload.capacity_per_s(config(cell, "open", load)) and none < 0.5 * ours
 
 
 def test_the_journal_of_an_overload_replays_to_the_same_judgements() -> None:
-    setup = config("decode", "by_wait", 5.0) | {"warmup_s": 0.0, "measure_s": 15.0}
+    setup = config("decode", DEFAULT, 5.0) | {"warmup_s": 0.0, "measure_s": 15.0}
     lines: list[str] = []
     simulate(overload.sim_config(setup, 3), overload.work(setup, 3), lines.append)
     text = "".join(lines)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -171,6 +172,37 @@ def test_a_turn_is_held_while_every_prefill_worker_has_work_enough() -> None:
     held = PLAIN.judge(case(Moment.TURN), busy)
     assert (held.verdict, held.reason) == (Verdict.HOLD, "prefill_full")
     assert dataclasses.replace(PLAIN, ahead_s=0.5).judge(case(Moment.TURN), busy).verdict is Verdict.ADMIT
+
+
+# requests that are never shed as late
+UNSHED = pytest.mark.parametrize(
+    "asked",
+    [{"slo_s": None}, {"slo_s": None, "tpot_s": 1.0}, {"committed": True}],
+    ids=["no objective", "tpot only", "committed"],
+)
+
+
+@UNSHED
+@pytest.mark.parametrize("why", ["decode_full", "prefill_full"])
+def test_what_is_never_shed_as_late_is_held_for_a_bounded_time(asked: dict[str, Any], why: str) -> None:
+    # as above: its computed prompt would wait for 2.05 s, or there is work for 0.5 s before it
+    before = Backlog(64, 64, 64) if why == "decode_full" else Backlog()
+    busy = Outlook(PrefillTier((Prefiller(0.5, 1000.0), Prefiller(3.0, 1000.0))), DECODE)
+    fleet = FLEET if why == "decode_full" else busy
+    held = PLAIN.judge(case(Moment.TURN, without_slot=before, waited_s=9.9, **asked), fleet)
+    assert (held.verdict, held.reason) == (Verdict.HOLD, why)
+    longer = case(Moment.TURN, without_slot=before, waited_s=10.1, **asked)
+    assert PLAIN.judge(longer, fleet).verdict is Verdict.ADMIT
+    assert dataclasses.replace(PLAIN, hold_at_most_s=math.inf).judge(longer, fleet).verdict is Verdict.HOLD
+    # one that may be shed is held until it is late
+    hurried = case(Moment.TURN, slo_s=1000.0, without_slot=before, waited_s=10.1)
+    assert PLAIN.judge(hurried, fleet).verdict is Verdict.HOLD
+
+
+@UNSHED
+def test_what_is_never_shed_as_late_is_not_held_for_an_unknown_time(asked: dict[str, Any]) -> None:
+    full = Outlook(PREFILL, DecodeTier(1, 4, 4))
+    assert PLAIN.judge(case(Moment.TURN, **asked), full).verdict is Verdict.ADMIT
 
 
 def test_what_is_late_is_shed_at_its_turn_and_in_the_pool() -> None:

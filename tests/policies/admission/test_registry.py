@@ -5,14 +5,14 @@ import pytest
 from policies.admission.base import ADMITTED, Case, Moment, Outlook
 from policies.admission.by_wait import ByWait
 from policies.admission.open import Open
-from policies.admission.registry import ADMISSION, DEFAULT, UnknownAdmissionPolicy, admission_policy
+from policies.admission.registry import ADMISSION, DEFAULT, OPEN, UnknownAdmissionPolicy, admission_policy
 from policies.request.terms import Terms
 from policies.state.views import Request
 
 
 def test_policies_are_made_by_name() -> None:
     assert admission_policy("by_wait", {"margin": 0.5}) == ByWait(margin=0.5)
-    assert admission_policy(DEFAULT) == Open()
+    assert admission_policy(DEFAULT) == ByWait() and admission_policy(OPEN) == Open()
     assert all(admission_policy(name).name == name for name in ADMISSION)
 
 

@@ -1,7 +1,10 @@
-"""The dispatcher with an admission policy: what it measures, whom it refuses, holds and sheds, and what it says."""
+"""The dispatcher with an admission policy: what it measures, whom it refuses, holds and sheds, what it says, and that
+it does nothing of this while nobody has an objective.
+"""
 
 import dataclasses
 import math
+import random
 import re
 from typing import Any
 
@@ -13,18 +16,22 @@ from policies.admission.open import Open
 from policies.admission.rates import Line
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.gate import FADES_S, PER_S, REMEMBERS_S, Arrivals
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
 from policies.fairness.vtc import VirtualTokenCounter
 from policies.journal.lines import JournalWriter
 from policies.journal.replay import replay
+from policies.request.stage import Stage
 from policies.request.terms import Terms
 from policies.routing.base import PolicyError
+from policies.routing.registry import decode_policy, prefill_policy
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
 from policies.state.standby import Phase, Standby
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import Request, Role
+from tests.policies.random_events import Life, decided_alike
 
 # prompts of this length count as 1,000 tokens
 PROMPT = 1000 - PROMPT_TOKENS
@@ -43,8 +50,9 @@ class Fleet:
         slots: int = 2,
         prefill_slots: int = 1,
         fairness: FairnessPolicy = NoFairness(),  # noqa: B008  # frozen
+        queue_timeout_s: float = 1e6,
     ) -> None:
-        config = DispatchConfig(queue_timeout_s=1e6, max_queue=64, status_stale_s=1e6)
+        config = DispatchConfig(queue_timeout_s=queue_timeout_s, max_queue=64, status_stale_s=1e6)
         self.d = Dispatcher(config, JoinShortestQueue(), JoinShortestQueue(), policy, fairness)
         self.now_s = 0.0
         self.journal: list[str] = []
@@ -90,10 +98,12 @@ class Fleet:
         """Returns the requests whose prompts were sent to an engine, in order."""
         return re.findall(r'"action":"RoutePrefill","attempt_id":"(\w+)"', "".join(self.journal))
 
-    def measure(self) -> None:
-        """Has the gate measure what the engines do, and leaves the fleet empty."""
+    def measure(self, slo_s: float | None = 1e3) -> None:
+        """Has the gate measure what the engines do, and leaves the fleet empty, and the gate awake if the request that
+        it measures has an objective.
+        """
         self.tick()
-        self.arrive("m0")
+        self.arrive("m0", slo_s=slo_s)
         self.prefilled("m0")
         self.decode("m0")
         self.tick()
@@ -493,3 +503,196 @@ def test_a_full_queue_still_refuses_by_its_own_rule() -> None:
     for i in range(64):
         fleet.arrive(f"r{i}")
     assert reject(fleet.arrive("more", slo_s=1e6)).reason == "queue_full"
+
+
+@pytest.mark.parametrize("how", ["retry", "migration", "preemption"])
+def test_a_full_queue_refuses_no_committed_request(how: str) -> None:
+    fleet = Fleet(Open())
+    # a request of the class "batch" that migrates is two steps more urgent, and no more than "interactive"
+    name, priority = "back", -1 if how == "migration" else 0
+    if how == "preemption":
+        fleet.arrive(name)
+        fleet.prefilled(name)
+        fleet.handle(ev.Admitted(fleet.now_s, name))
+    fleet.arrive("a")
+    for i in range(64):
+        fleet.arrive(f"r{i}", priority=priority)
+    # the newest of the others goes, though it would be served before
+    gone = reject(fleet.arrive(name, priority=priority, again=how != "preemption"))
+    assert (gone.attempt_id, gone.status, gone.reason) == ("r63", 429, "queue_full")
+    # one that comes afterwards and is more urgent than all does not drive it out either
+    assert reject(fleet.arrive("urgent", priority=-2)).attempt_id == "r62"
+    assert fleet.d.state.stage(name) is Stage.QUEUED and fleet.d.queue_size == 64
+    # its own limit of time holds all the same
+    fleet.handle(ev.PoliciesChanged(fleet.now_s, dispatch={"queue_timeout_s": 5.0}))
+    assert name in {one.attempt_id for one in fleet.tick(6.0) if isinstance(one, Reject)}
+
+
+# -------------------------------------------------------------------------------------------- without objectives
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_while_nobody_has_an_objective_every_decision_is_that_of_open(seed: int) -> None:
+    fairness = (NoFairness(), VirtualTokenCounter(), VirtualTokenCounter(class_ratio=4.0))[seed % 3]
+    made = [
+        Dispatcher(
+            DispatchConfig(max_queue=16, queue_timeout_s=5.0),
+            prefill_policy("load_aware"),
+            decode_policy("composition"),
+            policy,
+            fairness,
+        )
+        for policy in (Open(), ByWait(), ByWait(hold_s=0.0, ahead_s=0.001))
+    ]
+    life = Life(random.Random(seed), changes_admission=False, slos=(None,))
+    assert decided_alike(made, life, 2500) > 10
+    assert not any(d.judges(life.now_s) for d in made)
+
+
+@pytest.mark.parametrize("asked", [{"slo_s": 5.0}, {"tpot_slo_s": 1.0}], ids=["ttft", "tpot"])
+def test_the_gate_is_awake_while_an_objective_waits_and_for_some_time_after_one_came(
+    asked: dict[str, Any],
+) -> None:
+    fleet = Fleet(dataclasses.replace(PLAIN, hold_s=math.inf))
+    fleet.measure(slo_s=None)
+    assert not fleet.d.judges(fleet.now_s)
+    fleet.arrive("a", **asked)
+    fleet.tick(0.9 * REMEMBERS_S)
+    # its prompt is computed, so it waits for a slot
+    assert fleet.d.judges(fleet.now_s + REMEMBERS_S)
+    fleet.prefilled("a")
+    assert fleet.d.judges(fleet.now_s) and not fleet.d.judges(fleet.now_s + 0.1 * REMEMBERS_S)
+
+
+def test_a_router_that_adopts_a_request_with_an_objective_is_awake_until_it_has_a_slot() -> None:
+    fleet = Fleet()
+    request = Request("r", 0.0, PROMPT, 100, terms=Terms(ttft_slo_s=100.0))
+    fleet.handle(ev.Adopted(0.0, request, "prefilling", "p", None, 0, 0.0, 0))
+    assert fleet.d.judges(1e6)
+    fleet.prefilled("r")
+    assert fleet.d.state.stage("r") is Stage.TRANSFERRING and not fleet.d.judges(fleet.now_s)
+
+
+def test_one_request_with_an_objective_is_judged_by_rates_that_were_measured_before() -> None:
+    fleet = Fleet()
+    fleet.measure(slo_s=None)
+    for i in range(6):
+        # a prompt takes four times as long as that which was measured first
+        fleet.arrive(f"slow{i}")
+        fleet.prefilled(f"slow{i}", after_s=4.0)
+        fleet.decode(f"slow{i}")
+    fleet.arrive("a")
+    for i in range(3):
+        assert not fleet.arrive(f"b{i}")
+    assert not fleet.d.judges(fleet.now_s)
+    # four prompts come before it
+    refused = reject(fleet.arrive("c", slo_s=15.0))
+    assert refused.admission is not None and refused.reason == "ttft_objective"
+    assert refused.admission.terms["queue_s"] == pytest.approx(16.0, rel=0.05)
+    assert refused.retry_after_s == refused.admission.wait_s
+    text = "".join(fleet.journal)
+    assert all(step.equal for step in replay(text.splitlines()))
+
+
+def test_more_urgent_requests_are_counted_while_the_gate_is_not_awake() -> None:
+    fleet = Fleet()
+    fleet.measure(slo_s=None)
+    fleet.arrive("a")
+    fleet.arrive("x")
+    for i in range(3):
+        fleet.arrive(f"fast{i}", priority=-1)
+        fleet.handle(ev.Closed(fleet.now_s, f"fast{i}", "cancelled"))
+    assert not fleet.d.judges(fleet.now_s)
+    refused = reject(fleet.arrive("y", slo_s=3.1))
+    assert refused.admission is not None
+    assert refused.admission.terms["queue_s"] == pytest.approx(2.0 / (1.0 - 0.3 * math.log(2.0)))
+
+
+@pytest.mark.parametrize("policy", [Open(), ByWait()], ids=lambda policy: policy.name)
+def test_beside_objectives_a_request_without_one_is_served_as_with_open(policy: ByWait | Open) -> None:
+    """The only slot is taken for two minutes, and requests with objectives keep the gate awake. Those without one are
+    held for a moment, and then wait in the pool instead of being rejected after a minute in the queue.
+    """
+    fleet = Fleet(policy, slots=1, prefill_slots=8, queue_timeout_s=60.0)
+    fleet.measure()
+    fleet.arrive("runs")
+    fleet.prefilled("runs")
+    fleet.handle(ev.Admitted(fleet.now_s, "runs"))
+    patient = [f"patient{i}" for i in range(4)]
+    actions = [action for name in patient for action in fleet.arrive(name)]
+    waited: dict[str, float] = {}
+    for second in range(120):
+        if second % 20 == 0:
+            actions += fleet.arrive(f"hurried{second}", slo_s=2.0)
+        actions += fleet.handle(ev.Progressed(fleet.now_s, "runs", 20 * second))
+        routed = {one.attempt_id: one.waited_s for one in actions if isinstance(one, RoutePrefill)}
+        waited |= routed
+        assert not [one for one in actions if isinstance(one, Reject) and one.attempt_id in patient]
+        fleet.now_s += 1.0
+        actions = []
+        for name in routed:
+            actions += fleet.prefilled(name, after_s=0.0)
+        actions += fleet.tick()
+    assert set(patient) <= set(waited)
+    most_s = 0.0 if isinstance(policy, Open) else policy.hold_at_most_s + 1.0
+    assert max(waited[name] for name in patient) <= most_s
+    assert fleet.d.state.pool_size == len(patient) + (6 if isinstance(policy, Open) else 0)
+
+
+def test_what_is_held_is_sent_before_the_limit_of_the_queue_would_reject_it() -> None:
+    """A request with a long objective would be held for as long as the only slot is taken, and so would be all behind
+    it, because nobody passes what is held.
+    """
+    fleet = Fleet(ByWait(), slots=1, prefill_slots=8, queue_timeout_s=60.0)
+    fleet.measure()
+    for name in ("runs", "pooled"):
+        fleet.arrive(name)
+        fleet.prefilled(name)
+        if name == "runs":
+            fleet.handle(ev.Admitted(fleet.now_s, name))
+    assert not fleet.arrive("long", slo_s=1000.0) and not fleet.arrive("behind")
+    actions = [action for _ in range(70) for action in fleet.tick(1.0)]
+    sent = {one.attempt_id: one.waited_s for one in actions if isinstance(one, RoutePrefill)}
+    assert list(sent) == ["long", "behind"] and len(actions) == 2
+    assert all(40.0 <= waited_s <= 41.0 for waited_s in sent.values())
+    text = "".join(fleet.journal)
+    assert '"reason":"decode_full","budget_s":1000.0' in text
+    assert all(step.equal for step in replay(text.splitlines()))
+
+
+def test_a_request_without_an_objective_is_not_held_for_an_unknown_time() -> None:
+    fleet = Fleet(slots=1, prefill_slots=8)
+    fleet.arrive("runs")
+    fleet.prefilled("runs")
+    fleet.handle(ev.Admitted(fleet.now_s, "runs"))
+    # it wakes the gate, and is held, because nothing was measured
+    assert not fleet.arrive("hurried", slo_s=50.0) and fleet.d.queue_size == 1
+    fleet.handle(ev.Closed(fleet.now_s, "hurried", "cancelled"))
+    assert fleet.d.judges(fleet.now_s)
+    assert [type(action) for action in fleet.arrive("patient")] == [RoutePrefill]
+
+
+def test_arrivals_fade_by_half_in_their_half_life_whenever_they_are_looked_at() -> None:
+    rng, arrivals, now_s = random.Random(4), Arrivals(), 0.0
+    came: list[tuple[float, Request]] = []
+    for step in range(400):
+        now_s += rng.choice([0.0, 0.3, 7.0])
+        terms = Terms(priority=rng.randrange(-3, 3))
+        request = Request(f"r{step}", now_s, rng.randrange(1000), 10, rng.randrange(1, 4), terms)
+        arrivals.add(request, now_s)
+        came.append((now_s, request))
+        now_s += rng.choice([0.0, 0.3, 7.0])
+        priority = rng.randrange(-4, 5)
+        urgent = [
+            (PER_S * 0.5 ** ((now_s - at_s) / FADES_S), one)
+            for at_s, one in came
+            if one.terms.priority < priority
+        ]
+        tokens, sequences = arrivals.above(priority, now_s)
+        expected = sum(share * (one.prompt_tokens + PROMPT_TOKENS) for share, one in urgent)
+        assert tokens == pytest.approx(expected, abs=1e-2)
+        assert sequences == pytest.approx(sum(share * one.slots for share, one in urgent), abs=1e-5)
+    # looks between which nothing comes sum up nothing anew
+    sums = arrivals._before
+    arrivals.above(0, now_s)
+    assert arrivals._before is sums

@@ -93,6 +93,35 @@ def test_what_has_to_go_for_one_that_comes_is_served_after_it_and_enough() -> No
     assert queue.beyond(1, 1, came) == []
 
 
+def test_one_that_stays_is_passed_over_and_drives_out_the_newest_of_the_others() -> None:
+    queue = PrefillQueue()
+    for name, priority in (("a", 0), ("b", 1), ("c", 1)):
+        queue.push(of(name, "", priority, 1, 10))
+    came = of("d", "", 0, 1, 10)
+    queue.push(came)
+    for limits in ((3, math.inf), (10**9, 30)):
+        assert queue.beyond(*limits, came) == ["c"]
+        assert queue.beyond(*limits, came, lambda one: one.attempt_id == "c") == ["b"]
+        # nobody that is served after it has to go
+        assert queue.beyond(*limits, came, lambda one: one.attempt_id in "bc") == ["d"]
+        # one that stays itself drives out "a", which is served before it
+        assert queue.beyond(*limits, came, lambda one: one.attempt_id in "bcd") == ["a"]
+        assert queue.beyond(*limits, came, lambda one: True) == []
+    # no more has to go than it brings, where the bound has become smaller meanwhile
+    assert queue.beyond(1, math.inf, came, lambda one: one.attempt_id == "d") == ["c"]
+    queue.push(of("e", "", 0, 9, 10))
+    large = queue.find("e")
+    assert large is not None and queue.beyond(8, math.inf, large, lambda one: one is large) == []
+
+
+def test_one_that_stays_takes_no_place_of_a_tenant_that_has_less() -> None:
+    queue = PrefillQueue(VirtualTokenCounter(), Shares())
+    fill(queue, {("b", 0): 2, ("a", 0): 3})
+    came = of("a-1", "a", 0, 1, 10)
+    queue.push(came, 1.0)
+    assert queue.beyond(5, math.inf, came, lambda one: one is came) == ["a0-2"]
+
+
 def fill(
     queue: PrefillQueue, held: dict[tuple[str, int], int], weights: dict[str, float] | None = None
 ) -> None:

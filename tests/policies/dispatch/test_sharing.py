@@ -15,14 +15,12 @@ from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode
 from policies.fairness.base import FairnessPolicy
 from policies.fairness.none import NoFairness
 from policies.fairness.vtc import VirtualTokenCounter
-from policies.journal.lines import outcome_lines
 from policies.journal.replay import replay
 from policies.request.terms import Mode, Terms
-from policies.routing.base import PolicyError
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
-from tests.policies.random_events import Life, recorded
+from tests.policies.random_events import Life, decided_alike, recorded
 
 STRICT = VirtualTokenCounter(slack_tokens=0.0, credit_tokens=0.0, ahead_s=0.0)
 EVER = 1e9
@@ -492,26 +490,7 @@ def test_for_one_tenant_vtc_decides_exactly_as_none(seed: int) -> None:
         for policy in (NoFairness(), VirtualTokenCounter(gang_slots=None))
     ]
     life = Life(random.Random(seed), tenants=(tenant,), changes_fairness=False)
-    for event in [*life.start()]:
-        for d in made:
-            d.handle(event)
-    rejected = 0
-    for _ in range(2500):
-        event = life.next_event()
-        lines, actions = [], ()
-        for d in made:
-            try:
-                actions = tuple(d.handle(event))
-                lines.append(outcome_lines(actions))
-            except PolicyError as error:
-                actions = error.decided
-                lines.append(outcome_lines(actions, error))
-            except Exception as error:
-                lines.append(outcome_lines((), error))
-        assert lines[0] == lines[1]
-        life.saw(actions)
-        rejected += sum(isinstance(action, Reject) for action in actions)
-    assert rejected > 10
+    assert decided_alike(made, life, 2500) > 10
 
 
 @settings(max_examples=15, deadline=None)

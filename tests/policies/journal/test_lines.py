@@ -203,6 +203,20 @@ def test_a_header_from_before_a_limit_was_there_has_its_default() -> None:
     assert parse_header(line).dispatch == DispatchConfig()
 
 
+def test_a_header_from_before_a_policy_was_there_has_none_whatever_the_default_is() -> None:
+    dispatcher = Dispatcher(
+        DispatchConfig(),
+        prefill_policy("power_of_two"),
+        decode_policy("netkv"),
+        admission_policy("by_wait"),
+        fairness_policy("vtc"),
+    )
+    line = loads(header_line(dispatcher, "1.2.3"))
+    assert (line.pop("admission")["name"], line.pop("fairness")["name"]) == ("by_wait", "vtc")
+    header = parse_header(line)
+    assert (header.admission, header.fairness) == (ev.PolicyChoice("open"), ev.PolicyChoice("none"))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

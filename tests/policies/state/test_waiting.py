@@ -29,6 +29,16 @@ def test_sums_are_of_what_is_at_least_as_urgent() -> None:
     assert waiting.until(9) == Backlog(4, 100, 6)
 
 
+def test_sums_are_made_anew_only_when_something_comes_or_goes() -> None:
+    waiting = Waiting()
+    waiting.count(request(1, -1), +1)
+    assert waiting.until(0) == Backlog(1, 10, 2)
+    sums = waiting._up_to
+    assert waiting.until(-2) == NOTHING and waiting._up_to is sums
+    waiting.count(request(3, 0), +1)
+    assert waiting.until(0) == Backlog(2, 40, 4)
+
+
 def test_one_that_is_left_out_or_gone_is_in_no_sum() -> None:
     waiting, one, two = Waiting(), request(1, predicted=7.0), request(2)
     waiting.count(one, +1)
@@ -146,4 +156,7 @@ def test_the_ledger_counts_what_is_queued_and_what_waits_for_a_slot(seed: int) -
             assert found.prompts == len(requests) and found.sequences == sum(r.slots for r in requests)
             assert found.prompt_tokens == sum(r.prompt_tokens for r in requests)
             counted += found.prompts
+        assert ledger.queued.objectives == sum(r.terms.has_objective for r in queued)
+        assert ledger.without_slot.objectives == sum(r.terms.has_objective for r in waits)
+        assert state.objectives_wait == any(r.terms.has_objective for r in [*queued, *waits])
     assert counted > 100

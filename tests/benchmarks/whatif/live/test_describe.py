@@ -15,7 +15,9 @@ from benchmarks.whatif.live.describe import BASE, described
 from benchmarks.whatif.live.errors import FromLiveError
 from benchmarks.workloads.record import WorkloadError
 from policies.admission.by_wait import ByWait
+from policies.admission.registry import DEFAULT as ADMIT
 from policies.admission.registry import admission_policy
+from policies.fairness.registry import DEFAULT as FAIR
 from policies.journal.codec import dumps, loads
 from policies.journal.lines import choice_of
 from tests.benchmarks.whatif.live.made import NOTHING_KNOWN, PAIR, POLICIES, engine, live, seen
@@ -64,7 +66,7 @@ def test_a_policy_that_an_older_server_does_not_tell_is_a_problem(tmp_path: Path
     assert "the server tells of no admission policy" in "\n".join(made.problems)
     assert "the server tells of no fairness policy" in "\n".join(made.problems)
     policies = read(made.write(tmp_path), files_here=True).policies
-    assert (policies.admission.name, policies.fairness.name) == ("open", "vtc")
+    assert (policies.admission.name, policies.fairness.name) == (ADMIT, FAIR)
 
 
 def test_requests_keep_their_class_priority_and_weight_and_tenants_are_told_apart(tmp_path: Path) -> None:
