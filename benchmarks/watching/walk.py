@@ -216,9 +216,9 @@ def whatif(walk: Walk, chromium: Browser) -> None:
         editor = page.get_by_role("textbox", name="Base file")
         expect(editor).to_have_value(re.compile("cluster:"), timeout=60_000)
         engines = yaml.safe_load(editor.input_value())["cluster"]["engines"]
-        group = next(name for name, one in engines.items() if one["role"] == "decode")
+        decode = next(one for one in engines if one["role"] == "decode")
         page.get_by_label("Name").fill("one decode engine more")
-        page.get_by_label("Set").fill(f"cluster.engines.{group}.count = {engines[group]['count'] + 1}")
+        page.get_by_label("Set").fill(f"cluster.engines.{decode['name']}.count = {decode['count'] + 1}")
         page.get_by_role("button", name="Simulate").click()
         table = page.get_by_role("group", name="Figures side by side")
         table.wait_for(timeout=1e3 * SIMULATE_S)
