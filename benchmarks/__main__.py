@@ -409,7 +409,10 @@ def _verify(args: argparse.Namespace) -> int:
             continue
         stored = results_io.load(path)
         code = runner.code_of(experiment)
-        if provenance.since(f"experiments/{registry.place(name)}", provenance.of_experiment(stored), code) == "same":
+        if (
+            provenance.since(f"experiments/{registry.place(name)}", provenance.of_experiment(stored), code)
+            == "same"
+        ):
             print(f"{name}: was made by the present code")
             continue
         if stored.verified is not None and stored.verified.origin.code == code:

@@ -384,7 +384,9 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
         checked.notes.append(f"not measured yet: {', '.join(absent)}")
     lost = sorted(file for file in provenance.LOST if (results / file).exists())
     if lost:
-        checked.notes.append(f"of a commit that is in no history any more, to be measured again: {', '.join(lost)}")
+        checked.notes.append(
+            f"of a commit that is in no history any more, to be measured again: {', '.join(lost)}"
+        )
     why = no_history(root)
     if why is None:
         _compare_with_commits(root, results, made, stored, checked)

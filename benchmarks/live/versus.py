@@ -372,9 +372,7 @@ def main(argv: list[str] | None = None) -> int:
     samples: list[dict[str, Any]] = []
     if args.only != "decisions":
         executable = wrk.find(args.wrk)
-        samples += serve_rounds(
-            other, args.rounds, args.seed, executable, args.together, args.row, args.keys
-        )
+        samples += serve_rounds(other, args.rounds, args.seed, executable, args.together, args.row, args.keys)
     if args.only != "serve":
         samples += decision_rounds(other, args.rounds, args.calls, args.seed)
     found, processes = ratios(samples), shares(samples)
