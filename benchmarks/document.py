@@ -27,6 +27,7 @@ from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
 from benchmarks.live.streams import report as streams_report
+from benchmarks.live.stats import percentile
 from benchmarks.live.versus import LIMIT, ratio_of
 from benchmarks.overload import report as overload_report
 from benchmarks.peers import report as peers_report
@@ -271,6 +272,10 @@ def _most_us(row: str, quantile: str) -> float | None:
     return 100.0 if row.startswith("chunk ends, mfs") and quantile == "p50" else None
 
 
+def _same_cell(one: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return all(one[name] == row[name] for name in ("policy", "load", "lends"))
+
+
 def _mfs(whole: Any) -> Iterator[Row]:
     for aim in whole["aims"]:
         yield Row(aim["what"], None, aim["found"], aim=aim["bound"], met=aim["met"])
@@ -278,6 +283,11 @@ def _mfs(whole: Any) -> Iterator[Row]:
         policy = row["policy"] if row["lends"] else f"{row['policy']}, stage 1 off"
         name, note = f"{policy}, {100 * row['load']:.0f} % of the link", row["invalid"] and "invalid"
         yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%", note=note)
+        tight = [one["tight"] for one in whole["cells"] if _same_cell(one, row)]
+        late = sum(one["requests"] - one["in_time"] for one in tight) / sum(one["requests"] for one in tight)
+        yield Row(f"{name}: tight requests late", None, 100.0 * late, "%", note=note)
+        took_ms = [value for one in tight for value in one["transfer_ms"]]
+        yield Row(f"{name}: tight transfers, P95", None, percentile(took_ms, 0.95), "ms", note=note)
         yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms", note=note)
         yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms", note=note)
         yield Row(f"{name}: prefills, P99", None, row["prefill_p99"], "ms", note=note)

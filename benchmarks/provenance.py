@@ -47,7 +47,6 @@ LOST = frozenset(
     {
         "experiments/scaling/scaling_burst.json",
         "experiments/scaling/scaling_diurnal.json",
-        "mfs/link.json",
         "permits/permits.json",
         "reads/reads.json",
         "scaling_live/scaling.json",
