@@ -99,7 +99,9 @@ class FlowAgents:
                 )
         counting = [one.totals for one in engines if "transfers_unscheduled" in one.totals]
         if counting:
-            reads = sum(totals.get("transfers", 0.0) + totals.get("transfer_failures", 0.0) for totals in counting)
+            reads = sum(
+                totals.get("transfers", 0.0) + totals.get("transfer_failures", 0.0) for totals in counting
+            )
             unscheduled = sum(totals["transfers_unscheduled"] for totals in counting)
             gauges["flow_unscheduled_share"] = unscheduled / max(1.0, reads)
         return gauges

@@ -39,7 +39,17 @@ class OpenPermit:
     that the arbiter of the reader's ingress holds back does not move yet. A `late` one takes no slot of its ports.
     """
 
-    __slots__ = ("at_s", "egress_clock", "in_flight", "ingress_clock", "late", "look", "moving", "size", "whole")
+    __slots__ = (
+        "at_s",
+        "egress_clock",
+        "in_flight",
+        "ingress_clock",
+        "late",
+        "look",
+        "moving",
+        "size",
+        "whole",
+    )
 
     def __init__(self, size: int, whole: bool, in_flight: bool) -> None:
         self.size = size

@@ -233,7 +233,16 @@ class PrefixReads:
         flows = [
             replace(
                 reuse_flow(
-                    request_id, batch, read.handle.node, home, read.n_bytes, group, groups, compute_s, prefix, rli
+                    request_id,
+                    batch,
+                    read.handle.node,
+                    home,
+                    read.n_bytes,
+                    group,
+                    groups,
+                    compute_s,
+                    prefix,
+                    rli,
                 ),
                 engines=f"{read.handle.engine_id}>{self._config.engine_id}",
             )

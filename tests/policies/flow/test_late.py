@@ -130,9 +130,7 @@ def test_a_chunk_that_shares_a_slow_port_is_not_late() -> None:
 
 def test_of_a_port_that_is_only_assumed_to_be_fast_a_chunk_is_late_by_the_slowest_bandwidth() -> None:
     """25 MB take 0.5 s at 50 MB/s, so that they are late after 2 s, and not after the 0.02 s of the assumption."""
-    made = arbiter(
-        port_bytes_per_s=5e9, learn=True, chunk_s=0.001, least_chunk_bytes=25_000_000, window=1
-    )
+    made = arbiter(port_bytes_per_s=5e9, learn=True, chunk_s=0.001, least_chunk_bytes=25_000_000, window=1)
     made.apply(Submitted(flow("x", 10**9, source="c")), 0.0)
     made.apply(Submitted(flow("y", 10**9)), 0.0)
     assert made.apply(Tick(), 1.0) == []
