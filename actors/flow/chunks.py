@@ -5,8 +5,8 @@ import itertools
 from policies.flow.ports import SLOWEST_BYTES_PER_S
 
 CHUNK_BYTES = 65_536
-"""Size of a chunk: the least that an arbiter permits by default. A read with a longer one says so (`Flow.least`), because
-a permit for less would move more than it is for, and the arbiter would go on to permit what has long been posted."""
+"""Size of a chunk: the least that an arbiter permits by default. A read with a longer one says so (`Flow.least`): a
+permit for less would move more than it is for, and the arbiter would go on to permit what has long been posted."""
 
 MOST_CHUNKS = 4096
 """Most chunks of a read. Longer reads have longer chunks."""

@@ -9,8 +9,8 @@ only, so nothing waits in a circle.
 
 A permit that waits here for the ingress is *parked*, and its slot at the source idles. At most `spare` permits are
 parked for each own node. Further ones are given back, the last in the policy's order first: the read is withdrawn at
-the source and asked for again when a slot is near. A read with a chunk in flight keeps its permits. Permits that no slot
-would help, because a chunk of the same engines is late, do not count, so that others are asked for.
+the source and asked for again when a slot is near. A read with a chunk in flight keeps its permits. Permits that wait
+for a late chunk of the same engines do not count, so that others are asked for.
 
 Agents fail open as workers do. While the source's agent is not connected, or silent for `silent_s` of our own running
 time, reads from there are ordered at the ingress alone, and are counted as `alone_reads_<reason>`. A new connection

@@ -146,7 +146,8 @@ class Reader:
 
     def submit(self, flow: Flow, chunks: Sequence[int], hold_bound_s: float, now_s: float) -> list[Action]:
         """Takes a read whose chunks have these sizes, in the order in which they are posted. It is held for at most
-        `hold_bound_s` seconds. The longest chunk is the least that a permit is for. Raises ValueError if the id is in use, or if the sizes do not add up to the flow's.
+        `hold_bound_s` seconds. No permit is for less than its longest chunk. Raises ValueError if the id is in use, or
+        if the sizes do not add up to the flow's.
         """
         if flow.flow_id in self._reads:
             raise ValueError(f"flow {flow.flow_id} is being read already: give each read an id of its own")

@@ -184,7 +184,7 @@ class SimEngine:
             kv_blocks_free=self._pool.free,
             preemptions=self._model.preemptions_total,
             stalls=self._watch.stalls,
-            transfers_unscheduled=unscheduled if self._config.flow_agent else None,
+            transfers_unscheduled=unscheduled if self.config.flow_agent else None,
             collectives=self._collectives.ended,
             collective_s=self._collectives.seconds,
             reuse_wait_s=self._prefixes.stalled_s,

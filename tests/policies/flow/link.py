@@ -100,7 +100,8 @@ class Link:
             coming += [self._plan[0][0]] if self._plan else []
             coming += [max(tick, self.now_s)] if tick is not None else []
             if not coming:
-                assert not len(self.arbiter), "flows wait for ever"
+                assert self.still or not len(self.arbiter), "flows wait for ever"
+                self.now_s = until_s if self.still else self.now_s
                 return
             next_s = min(coming)
             if next_s > until_s:
