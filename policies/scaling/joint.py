@@ -351,7 +351,8 @@ class _Look:
         fast, slow = (max(1, math.ceil(s / length_s)) for s in (fast_s, seen.leads.start_s))
         forecast, known = policy.forecast, state.forecast
         up = max(
-            forecast.upper(known, fast, policy.quantile, length_s), self._burst(seen.rate_per_s or 0.0, length_s)
+            forecast.upper(known, fast, policy.quantile, length_s),
+            self._burst(seen.rate_per_s or 0.0, length_s),
         )
         if policy.burst_part_s is not None and seen.part_s >= policy.burst_part_s:
             up = max(up, self._burst(seen.part_arrived / seen.part_s, seen.part_s))
@@ -402,10 +403,7 @@ class _Look:
         return bool(
             counts.decode >= self.held
             and self.table.prefill[counts.prefill] + own >= rate + self.backlog[0] - 1e-9
-            and (
-                counts.decode >= self.enough
-                or self.table.decode[counts.decode] + own >= streams - 1e-9
-            )
+            and (counts.decode >= self.enough or self.table.decode[counts.decode] + own >= streams - 1e-9)
         )
 
     def fits(self, rate: float) -> npt.NDArray[np.bool_]:

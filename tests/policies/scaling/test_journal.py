@@ -11,7 +11,6 @@ from policies.scaling.observation import Room
 from policies.scaling.registry import SCALING, make
 from tests.policies.scaling.fixtures import engines, seen
 
-
 ALONE = {"prefill_min": 0, "prefill_max": 0, "decode_min": 0, "decode_max": 0, "colocated_max": 9}
 
 
