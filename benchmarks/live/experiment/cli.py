@@ -208,7 +208,11 @@ class ExperimentCommand:
                 url, board = changed
                 if args.url is not None and not same_server(url, args.url):
                     continue
-                if args.dashboard is not None and board is not None and not same_server(board, args.dashboard):
+                if (
+                    args.dashboard is not None
+                    and board is not None
+                    and not same_server(board, args.dashboard)
+                ):
                     continue
                 done = put_back(folder, key=key_for(url, own))
             except (SluiceError, ControlError, ValueError) as error:

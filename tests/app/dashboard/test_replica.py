@@ -34,9 +34,7 @@ async def test_runs_lie_in_the_dashboards_folder_and_not_where_the_command_keeps
     assert board._runs is not None and board._runs.store.folder == tmp_path / "named"
 
 
-def test_two_dashboards_of_a_machine_share_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_dashboards_of_a_machine_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     one, another = folder_of(DashboardConfig(port=8002)), folder_of(DashboardConfig(port=8012))
     assert one != another and tmp_path in one.parents and tmp_path in another.parents
