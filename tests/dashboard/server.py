@@ -3,8 +3,9 @@
     python -m tests.dashboard.server --engines 1024 --port 8002      keys: `admin` and `viewer`
 
 Tests run it in a thread and steer it: `paused` keeps streams open and silent, `cut` breaks all of them, `refusing`
-refuses new ones. `away` says why the autoscaler cannot be asked, `base` is what a what-if question begins with (None:
-it cannot be read), which is read for as long as `reading`, and without `experiments` there are none. The page's files are those of the checkout, with the security headers that the application sends.
+refuses new ones. `away` says why the autoscaler cannot be asked. `base` is what a what-if question begins with (None:
+it cannot be read), and its reading lasts as long as `reading`. Without `experiments` there are none. The page's files
+are those of the checkout, with the security headers that the application sends.
 """
 
 import argparse
