@@ -25,5 +25,9 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
             yield Row(f"{name} at the end", None, values[-1], unit)
     wrong = len(whole["said"]) + len(whole["foreign"])
     yield Row(
-        f"{engines} engines: messages of the console, and requests elsewhere", None, wrong, aim="0", met=not wrong
+        f"{engines} engines: messages of the console, and requests elsewhere",
+        None,
+        wrong,
+        aim="0",
+        met=not wrong,
     )

@@ -335,11 +335,17 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
             assert missed == {"interactive": pytest.approx(1.0), "batch": pytest.approx(0.0)}
 
         serving_now = Counter(
-            {("prefill", "active", "ready"): 1, ("decode", "active", "ready"): 1, ("decode", "warm", "ready"): 1}
+            {
+                ("prefill", "active", "ready"): 1,
+                ("decode", "active", "ready"): 1,
+                ("decode", "warm", "ready"): 1,
+            }
         )
         for each, job in ((made, REPLICAS), (made, BOARD), (alone, REPLICAS)):
             await wait(lambda of=each, by=job: engines(of, by) == serving_now, f"{serving_now} by {job}")
-        recorded = {(one["role"], one["duty"], one["state"]): n for one, n in made.query("sluice:engine_states:count")}
+        recorded = {
+            (one["role"], one["duty"], one["state"]): n for one, n in made.query("sluice:engine_states:count")
+        }
         assert recorded == serving_now
 
         for each in (made, alone):
@@ -353,7 +359,9 @@ async def test_prometheus_adds_the_replicas_up_and_every_rule_and_panel_has_data
         async with asyncio.timeout(PATIENCE_S):
             replicas_then, board_then = await settled(made)
         grown = growth(at_replicas, replicas_then)
-        assert {"sluice_requests_total", "sluice_ttft_seconds_bucket", "sluice_kv_tier_transfer_bytes_total"} <= {
-            name for name, _ in grown
-        }
+        assert {
+            "sluice_requests_total",
+            "sluice_ttft_seconds_bucket",
+            "sluice_kv_tier_transfer_bytes_total",
+        } <= {name for name, _ in grown}
         assert growth(at_board, board_then) == pytest.approx(grown)

@@ -343,7 +343,9 @@ def _facts(
         "engines": ", ".join(f"{group['count']} {group['name']} ({group['role']})" for group in groups),
         "nodes": len(nodes),
         "policies": ", ".join(
-            f"{stage} {policy['name']}" for stage in STAGES if (policy := live.policies.get(stage)) is not None
+            f"{stage} {policy['name']}"
+            for stage in STAGES
+            if (policy := live.policies.get(stage)) is not None
         ),
         "timing": f"fitted to {sum(fit.rows for fit in live.fits.values())} reports of engines",
         "objectives": f"TTFT {_ms(slo[0])}, TPOT {_ms(slo[1])}",

@@ -94,7 +94,9 @@ def test_what_is_long_is_not_told_at_length() -> None:
     assert len(changed.text) == MOST_TEXT
 
 
-def scaling(mode: str = "auto", policy: str = "fixed", wanted: int | None = None, **more: Any) -> dict[str, Any]:
+def scaling(
+    mode: str = "auto", policy: str = "fixed", wanted: int | None = None, **more: Any
+) -> dict[str, Any]:
     group = {"name": "decode", "min": 1, "max": 3, "keeps_warm": 0, "warm_max": 0, "wanted": wanted} | more
     limits = {"decode_max": group["max"], "budget": 8}
     return {"mode": mode, "policy": {"name": policy, "params": {"limits": limits}}, "groups": [group]}

@@ -25,7 +25,14 @@ def run(store: RunStore, run_id: str | None = None, **keys: Any) -> str:
     if run_id is None:
         run_id, _ = store.new("a burst")
     me = {"pid": os.getpid(), "pid_started": started_s(os.getpid())}
-    told = {"id": run_id, "name": "a burst", "state": "running", "began_at": BEGAN_AT, "url": URL, "message": None}
+    told = {
+        "id": run_id,
+        "name": "a burst",
+        "state": "running",
+        "began_at": BEGAN_AT,
+        "url": URL,
+        "message": None,
+    }
     write(store.path(run_id) / RUN, {**told, **me, **keys})
     return run_id
 

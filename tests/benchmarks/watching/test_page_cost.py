@@ -21,7 +21,7 @@ def test_every_view_has_its_cost_and_the_result_is_written(
     assert cost.main(options) == 0
     whole = json.loads((tmp_path / "page.json").read_text())
     assert set(whole["views"]) == set(cost.VIEWS)
-    assert all(0 < one["update_ms"] and 0 < one["longest_task_ms"] for one in whole["views"].values())
+    assert all(one["update_ms"] > 0 and one["longest_task_ms"] > 0 for one in whole["views"].values())
     assert whole["heap_mb"] and whole["nodes"] and whole["updates"] > 0
     assert whole["command"].startswith("python -m tests.dashboard.cost --engines 16")
     assert {"commit", "code", "code_of"} <= set(whole["machine"])

@@ -11,13 +11,10 @@ from policies.scaling.timing_fit import Fit, Totals
 from policies.state import events as ev
 from policies.state.views import Request
 
-
 ASKED = Terms(ttft_slo_s=0.2)
 
 
-def arrived(
-    attempt_id: str, at_s: float, prompt: int = 100, terms: Terms = ASKED, **keys: Any
-) -> ev.Arrived:
+def arrived(attempt_id: str, at_s: float, prompt: int = 100, terms: Terms = ASKED, **keys: Any) -> ev.Arrived:
     return ev.Arrived(at_s, Request(attempt_id, at_s, prompt, 50, terms=terms, **keys))
 
 

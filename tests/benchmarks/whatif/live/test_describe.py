@@ -92,7 +92,14 @@ def test_what_a_simulation_leaves_out_of_requests_is_a_problem() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"priority": 0.5}, {"priority": True}, {"weight": 0}, {"weight": "2"}, {"client": ""}, {"request_class": 3}],
+    [
+        {"priority": 0.5},
+        {"priority": True},
+        {"weight": 0},
+        {"weight": "2"},
+        {"client": ""},
+        {"request_class": 3},
+    ],
 )
 def test_terms_that_are_none_are_refused_with_their_line(tmp_path: Path, wrong: dict[str, Any]) -> None:
     row = {"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": []}

@@ -50,7 +50,12 @@ def test_what_clients_asked_for_is_read_and_what_the_simulation_lacks_is_marked(
         events += [arrived(f"r{number}-1", float(number), terms=terms), closed(f"r{number}-1", 100.0)]
     found, _, _ = requests_of(events)
     first, second, *others = found
-    assert (first.priority, first.request_class, first.tenant, first.weight) == (-1, "interactive", "a key", 4.0)
+    assert (first.priority, first.request_class, first.tenant, first.weight) == (
+        -1,
+        "interactive",
+        "a key",
+        4.0,
+    )
     assert (second.priority, second.request_class, second.tenant, second.weight) == (0, "standard", "", 1.0)
     assert [first.lost, second.lost] == [False, False]
     assert [one.lost for one in others] == [True] * 3
