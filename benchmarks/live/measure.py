@@ -150,9 +150,7 @@ def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     texts = prompts(seed + 1, count, words=plan.prompt_words + 1)
     sent, command = bodies(model, texts, min(plan.tokens, 16), plan.path), server.command
     heads = [command.head] * len(sent)
-    client.drive(
-        client.Load(command.port, plan.path, sent, plan.concurrency, count, 60.0, heads=heads)
-    )
+    client.drive(client.Load(command.port, plan.path, sent, plan.concurrency, count, 60.0, heads=heads))
 
 
 def with_python(server: Server, model: str, plan: Plan, seed: int) -> Measurement:

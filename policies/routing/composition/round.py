@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.network.oracle import Oracle
+from policies.routing.balance.loads import FIRST_OF_CLASS
 from policies.routing.balance.round import (
     WorkerTable,
     assignments,
@@ -30,7 +31,6 @@ from policies.routing.balance.round import (
     stage_terms,
     worker_table,
 )
-from policies.routing.balance.loads import FIRST_OF_CLASS
 from policies.routing.balance.stages import discounts
 from policies.routing.base import Assignment, Feasible
 from policies.routing.compiled import Table, table

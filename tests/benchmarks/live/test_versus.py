@@ -81,7 +81,12 @@ def test_with_keys_a_checkout_has_a_key_file_and_its_requests_that_key(tmp_path:
     found = KeyBook.of(read(file)[0]).find(secret)
     assert name == "authorization" and found is not None
     key = found.key
-    assert (key.requests_per_min, key.tokens_per_min, key.parallel, found.expires_s) == (None, None, None, None)
+    assert (key.requests_per_min, key.tokens_per_min, key.parallel, found.expires_s) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("keys", [False, True])

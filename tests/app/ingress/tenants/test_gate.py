@@ -326,7 +326,10 @@ async def test_the_time_of_a_key_is_the_servers_limit_and_no_limit_of_the_client
 ) -> None:
     secret = keys.add(id="k1", tokens_per_min=1000, timeout_s=0.8)
     async with opened({"auto": False}) as made:
-        for own, told, spent in (({}, "the server allows", 0), ({"x-sluice-timeout-s": "0.6"}, "'x-sluice-", 3)):
+        for own, told, spent in (
+            ({}, "the server allows", 0),
+            ({"x-sluice-timeout-s": "0.6"}, "'x-sluice-", 3),
+        ):
             answer = await made.client.post("/v1/completions", json=PROMPT, headers=bearer(secret) | own)
             assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline")
             assert told in error_of(answer)["message"]
