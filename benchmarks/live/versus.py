@@ -9,11 +9,12 @@
 In every round each checkout serves sim engines for all rows, one checkout after the other, loaded by the same client of
 this checkout. With --together both serve all the time, one idle while the other is loaded, and alternate by row; their
 processes then share the caches of the machine. With --keys each checkout that knows API keys has a key file with one
-key, without limits, and every request has this key: a base from before them shows what they cost. The order changes from round to round. The decisions are measured with
-`python -m benchmarks.decisions` of each checkout, also alternately. The result of a row is the ratio ours / base,
-paired by round: its geometric mean and the 95 % interval of Student's t on the logarithms. The measures are CPU times,
-latencies and the inverse of requests/s, so a ratio above 1 is worse. A second table gives the CPU time of each process
-that spends 2 % or more of the sum. The exit status is 1 when requests failed; no result makes it fail.
+key, without limits, and every request has this key: a base from before them shows what they cost. The order changes
+from round to round. The decisions are measured with `python -m benchmarks.decisions` of each checkout, also
+alternately. The result of a row is the ratio ours / base, paired by round: its geometric mean and the 95 % interval of
+Student's t on the logarithms. The measures are CPU times, latencies and the inverse of requests/s, so a ratio above 1
+is worse. A second table gives the CPU time of each process that spends 2 % or more of the sum. The exit status is 1
+when requests failed; no result makes it fail.
 """
 
 import argparse

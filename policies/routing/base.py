@@ -74,8 +74,8 @@ class Reason(StrEnum):
     gains.
     """
     OVERDUE = "overdue"
-    """The entry's lease is about to end, so it was placed first of all; or it is about to miss its TTFT objective, or has
-    waited for longer than the policy's `max_wait_s`, so it was placed first in its class. Its size did not count.
+    """The entry's lease is about to end, so it was placed first of all; or it is about to miss its TTFT objective, or
+    has waited for longer than the policy's `max_wait_s`, so it was placed first in its class. Its size did not count.
     """
     PROBE = "probe"
     """The worker is quarantined, and this request shows whether it works again (`policies.state.outliers`)."""
