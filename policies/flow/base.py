@@ -119,7 +119,7 @@ class Flow:
             return f"rli is {self.rli!r}: it must be a whole number, at least 0"
         if type(self.least) is not int or self.least <= 0:
             return f"least is {self.least!r}: it must be a whole number of bytes, at least 1"
-        if not isinstance(self.engines, str):
+        if type(self.engines) is not str:
             return f"engines is {self.engines!r}: it must be a name, or empty"
         if self.due_s is not None and not is_finite(self.due_s):
             return f"due_s is {self.due_s!r}: it must be a finite number of seconds or None"
