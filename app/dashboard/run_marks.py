@@ -102,8 +102,8 @@ class RunMarks:
                 # it was deleted meanwhile
                 continue
             began_at = run.get("began_at")
-            if is_new and not isinstance(began_at, int | float):
-                # its file is not there yet
+            if not isinstance(began_at, int | float):
+                # its file is not there yet, or cannot be read now
                 continue
             known.add(run_id)
             if not self._is_ours(run):
