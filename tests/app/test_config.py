@@ -111,7 +111,9 @@ def test_a_wrong_config_is_refused_in_words(change: dict, says: str) -> None:  #
 def test_by_default_requests_are_admitted_by_their_wait_and_no_class_has_an_objective() -> None:
     config = parse(OK)
     assert config.router.admission.name == "by_wait"
-    options = from_options(IngressConfig, {"served_names": ("m",), **config.ingress.options}, "ingress.options")
+    options = from_options(
+        IngressConfig, {"served_names": ("m",), **config.ingress.options}, "ingress.options"
+    )
     assert options.class_slo == {}
 
 
