@@ -608,7 +608,7 @@ class Dispatcher:
         return None
 
     def _held_for_long(self, request: Request, now_s: float) -> bool:
-        """Whether a request has waited for so long that it must not be held any more."""
+        """Whether a request has waited for longer than it may be held."""
         waited_s = now_s - max(request.arrived_s, self._woken_s)
         return waited_s > HELD_SHARE * self.config.queue_timeout_s
 

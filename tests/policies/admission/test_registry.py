@@ -20,7 +20,7 @@ def test_unknown_names_and_parameters_say_what_there_is() -> None:
     with pytest.raises(UnknownAdmissionPolicy, match="'closed' is not known: choose one of by_wait, open"):
         admission_policy("closed")
     with pytest.raises(
-        UnknownAdmissionPolicy, match="no parameter 'z': it takes ahead_s, deviations, hold_s"
+        UnknownAdmissionPolicy, match="no parameter 'z': it takes ahead_s, deviations, hold_at_most_s, hold_s"
     ):
         admission_policy("by_wait", {"z": 1})
 
