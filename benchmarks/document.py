@@ -26,8 +26,8 @@ from benchmarks.live import balance_report, scaling_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
-from benchmarks.live.streams import report as streams_report
 from benchmarks.live.stats import percentile
+from benchmarks.live.streams import report as streams_report
 from benchmarks.live.versus import LIMIT, ratio_of
 from benchmarks.overload import report as overload_report
 from benchmarks.peers import report as peers_report
@@ -276,6 +276,17 @@ def _same_cell(one: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return all(one[name] == row[name] for name in ("policy", "load", "lends"))
 
 
+def _tight(name: str, cells: Sequence[Mapping[str, Any]], note: str) -> Iterator[Row]:
+    """Yields the share of late requests and the P95 of transfers in the runs of one policy at one load."""
+    requests = sum(one["requests"] for one in cells)
+    took_ms = [value for one in cells for value in one["transfer_ms"]]
+    if not took_ms:
+        return
+    late = 1.0 - sum(one["in_time"] for one in cells) / requests
+    yield Row(f"{name}: tight requests late", None, 100.0 * late, "%", note=note)
+    yield Row(f"{name}: tight transfers, P95", None, percentile(took_ms, 0.95), "ms", note=note)
+
+
 def _mfs(whole: Any) -> Iterator[Row]:
     for aim in whole["aims"]:
         yield Row(aim["what"], None, aim["found"], aim=aim["bound"], met=aim["met"])
@@ -283,11 +294,9 @@ def _mfs(whole: Any) -> Iterator[Row]:
         policy = row["policy"] if row["lends"] else f"{row['policy']}, stage 1 off"
         name, note = f"{policy}, {100 * row['load']:.0f} % of the link", row["invalid"] and "invalid"
         yield Row(f"{name}: requests in time", None, 100.0 * row["attainment"], "%", note=note)
-        tight = [one["tight"] for one in whole["cells"] if _same_cell(one, row)]
-        late = sum(one["requests"] - one["in_time"] for one in tight) / sum(one["requests"] for one in tight)
-        yield Row(f"{name}: tight requests late", None, 100.0 * late, "%", note=note)
-        took_ms = [value for one in tight for value in one["transfer_ms"]]
-        yield Row(f"{name}: tight transfers, P95", None, percentile(took_ms, 0.95), "ms", note=note)
+        yield from _tight(
+            name, [one["tight"] for one in whole.get("cells", ()) if _same_cell(one, row)], note
+        )
         yield Row(f"{name}: tight transfers, P99", None, row["tight_transfer_p99"], "ms", note=note)
         yield Row(f"{name}: tight TTFT, P99", None, row["tight_ttft_p99"], "ms", note=note)
         yield Row(f"{name}: prefills, P99", None, row["prefill_p99"], "ms", note=note)

@@ -1,5 +1,6 @@
 """The client of a run against sim engines behind real sockets, in this process."""
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
@@ -139,8 +140,12 @@ async def test_the_kv_is_due_when_the_promise_of_the_class_says(
 async def test_an_agent_holds_reads_that_contend_and_all_are_answered(tmp_path: Path, policy: str) -> None:
     async with (
         agent(tmp_path, policy) as (address, router),
-        engines(tmp_path, address, router) as (running, _),
+        engines(tmp_path, address, router) as (running, servers),
     ):
+        # a read of an engine that does not know its agent yet waits for no permit
+        async with asyncio.timeout(60.0):
+            while not all(server.engine._mover.connected for server in servers):
+                await asyncio.sleep(0.01)
         client, reports = Client(running, WORKLOAD, PROMISES), Reports(router)
         await reports.start()
         await client.connect()

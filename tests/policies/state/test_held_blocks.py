@@ -227,7 +227,7 @@ def test_only_hits_on_blocks_in_use_need_no_memory() -> None:
 
 def test_blocks_are_those_of_the_requests_that_name_a_worker_in_any_history() -> None:
     sharing = copying = 0
-    for seed in range(30):
+    for seed in range(120):
         life = Life(random.Random(seed))
         d = Dispatcher(
             DispatchConfig(), prefill_policy("join_shortest_queue"), decode_policy("join_shortest_queue")
