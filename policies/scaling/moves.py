@@ -51,9 +51,7 @@ def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
     return tuple(found)
 
 
-def _in_own_role(
-    idle: Sequence[EngineView], missing: Sequence[Role]
-) -> tuple[list[EngineView], list[Role]]:
+def _in_own_role(idle: Sequence[EngineView], missing: Sequence[Role]) -> tuple[list[EngineView], list[Role]]:
     """Returns the first of the `idle` engines whose own roles are missing, and the roles that are missing without them,
     both in their order.
     """

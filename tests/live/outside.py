@@ -19,7 +19,9 @@ def main(address: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         deployment, number = line.split()
-        changed = controller.update_deployment_replicas.remote(DeploymentID(deployment, "sluice"), int(number))
+        changed = controller.update_deployment_replicas.remote(
+            DeploymentID(deployment, "sluice"), int(number)
+        )
         ray.get(changed)
         print("done", flush=True)
     ray.shutdown()

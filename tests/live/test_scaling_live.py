@@ -287,7 +287,8 @@ def test_numbers_that_somebody_else_sets_are_adopted_and_outlast_a_deploy(app: A
         module = ("benchmarks.watching.redeploy", "--address", ray_of(app), "--config", str(changed))
         deploy = pool.submit(joined, *module, *ports)
         app.wait(
-            lambda _: autoscaler not in app.replica_pids("Autoscaler") or deploy.done(), "the deploy has begun"
+            lambda _: autoscaler not in app.replica_pids("Autoscaler") or deploy.done(),
+            "the deploy has begun",
         )
         set_number("DEngine", 4)
         deploy.result(PATIENCE_S)
