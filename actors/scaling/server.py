@@ -103,8 +103,8 @@ class Autoscaler:
         self._unsaved: list[tuple[Channel, ScaleAnswered]] = []
         """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
         self._told: object = None
-        self._overdue: dict[str, str] = {}
-        """The last warning of each group with replicas that are overdue."""
+        self._overdue: dict[str, tuple[str, str]] = {}
+        """What the last warning of each group with overdue replicas said, and the first sentence of Serve's words."""
         self.rounds = 0
         """Number of observations that were acted on."""
 
@@ -254,14 +254,16 @@ class Autoscaler:
         self._link.send(LeadsTold({**seconds, **known, **self._gauges()}))
 
     def _tell_overdue(self, fleet: Fleet) -> None:
-        """Warns of replicas that are overdue, with what Serve says of their groups, once for each change."""
-        now, before = self.controller.overdue_words, self._overdue
-        self._overdue = now
-        for name, words in now.items():
-            if before.get(name) != words:
-                why = " ".join(fleet.groups[name].message.split())
+        """Warns of replicas that are overdue, with what Serve says of their groups, once for each change. Serve may come
+        to know the reason later, and tells it with other details after each attempt: its first sentence counts.
+        """
+        before, self._overdue = self._overdue, {}
+        for name, words in self.controller.overdue_words.items():
+            why = " ".join(fleet.groups[name].message.split())
+            self._overdue[name] = words, why.partition(". ")[0]
+            if before.get(name) != self._overdue[name]:
                 log.warning("%s%s", words, f"; Serve says: {why}" if why else "")
-        for name in before.keys() - now.keys():
+        for name in before.keys() - self._overdue.keys():
             log.info("%s: no replica is overdue any more", name)
 
     def _tell(self, made: Decision) -> None:

@@ -130,6 +130,37 @@ async def test_a_warm_engine_is_activated_and_the_pool_is_refilled_by_serve(flee
     await scaler.stop()
 
 
+async def test_an_operator_is_warned_again_when_serve_knows_why_a_replica_does_not_start(
+    fleet: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory()
+    waiting = Replica("2", None, time.time() - 50.0, running=False)
+    group = memory.fleet.groups["d"]
+
+    def says(message: str) -> None:
+        late = Deployed(3, (*group.replicas, waiting), message)
+        memory.fleet = dataclasses.replace(memory.fleet, groups={**memory.fleet.groups, "d": late})
+
+    def warnings() -> list[str]:
+        found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        return [warning.partition("; Serve says: ")[2] for warning in found]
+
+    says("")
+    scaler = await autoscaler(fleet, memory, start_limit_s=0.5)
+    await until(lambda: scaler.rounds > 0, "a round")
+    await ask(fleet, counts={"d": 2})
+    await until(lambda: warnings() == [""], "a warning before Serve knows the reason")
+    says("A replica failed to start with exception. Retrying. Error: no port is free, pid 1")
+    await until(lambda: len(warnings()) == 2, "a warning with the reason")
+    assert warnings()[1].endswith("Error: no port is free, pid 1")
+    says("A replica failed to start with exception. Retrying. Error: no port is free, pid 2")
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds >= rounds + 2, "further rounds")
+    # the next attempt is no news
+    assert len(warnings()) == 2
+    await scaler.stop()
+
+
 async def test_an_operator_is_warned_once_of_a_replica_that_does_not_start(
     fleet: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
