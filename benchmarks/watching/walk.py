@@ -123,7 +123,7 @@ class Walk:
 
 def axe(page: Page) -> list[str]:
     """Returns the serious findings of axe-core about what the page shows now."""
-    from axe_playwright_python.sync_playwright import Axe
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     found = Axe().run(page).response["violations"]
     return [

@@ -1,9 +1,10 @@
 """From wanted counts to the moves of single engines.
 
-Roles that have too many engines give them to roles that have too few (switch); then warm engines are activated. A warm
-engine keeps its role where that one is missing, because engines of other roles may have other options; so a switch goes
-first to a role that no warm engine has. With `missing` serving engines after that, `idle` warm ones left, `starting`
-ones and `leaving` ones:
+Roles that have too many engines give them to roles that have too few (switch); then warm engines are activated. Where
+these are not enough for all that is missing, prefill is filled first, since decode has nothing to do without it. A warm
+engine of the role goes before others, because engines of other roles may have other options; so a switch goes first to
+a role that no warm engine has. With `missing` serving engines after that, `idle` warm ones left, `starting` ones and
+`leaving` ones:
 
     lack = missing + warm - idle - starting - leaving
     lack > 0   that many are started; they become warm, and are activated when they are ready
@@ -29,6 +30,9 @@ def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
     missing = [role for role in ROLES for _ in range(serving.of(role) - now.of(role))]
     idle = first_to_activate(seen.with_duty(Duty.WARM))
     starting = len(seen.with_duty(Duty.STARTING))
+    # which roles get engines now does not depend on who is there to take them
+    most = len(leaving) + len(idle)
+    missing, lacking = missing[:most], missing[most:]
     in_own_role, others = _in_own_role(idle, missing)
     missing = [*others, *(e.role for e in in_own_role)]
     found = [Move(Way.SWITCH, e.engine, role) for e, role in zip(leaving, missing, strict=False)]
@@ -38,10 +42,10 @@ def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
     in_another = list(zip(idle, missing, strict=False))
     found += [Move(Way.ACTIVATE, e.engine, e.role) for e in in_own_role]
     found += [Move(Way.ACTIVATE, e.engine, role) for e, role in in_another]
-    missing, idle = missing[len(in_another) :], idle[len(in_another) :]
-    lack = len(missing) + warm - len(idle) - starting - len(leaving)
+    idle = idle[len(in_another) :]
+    lack = len(lacking) + warm - len(idle) - starting - len(leaving)
     if lack > 0:
-        roles = (missing + [Role.DECODE if serving.decode else Role.COLOCATED] * lack)[:lack]
+        roles = (lacking + [Role.DECODE if serving.decode else Role.COLOCATED] * lack)[:lack]
         found += [Move(Way.START, "", role) for role in roles]
     stopped = leaving[: max(0, -lack)]
     found += [Move(Way.STOP, e.engine, e.role) for e in stopped]

@@ -85,8 +85,8 @@ def warm(name: str, since_s: float, distance: float = 0.0) -> EngineView:
             (1, 3),
             [(Way.ACTIVATE, "d-2", D), (Way.ACTIVATE, "p-1", D)],
         ),
-        # what is started has the role that is left
-        ((1, 1), [warm("d-1", 1.0)], (2, 2), [(Way.ACTIVATE, "d-1", D), (Way.START, "", P)]),
+        # there are too few for both: prefill is filled first, whatever the warm one was
+        ((1, 1), [warm("d-1", 1.0)], (2, 2), [(Way.ACTIVATE, "d-1", P), (Way.START, "", D)]),
         # an engine that switches leaves the role of the warm one to that one
         ((1, 1, 1), [warm("p-1", 1.0)], (2, 2), [(Way.SWITCH, "c0", D), (Way.ACTIVATE, "p-1", P)]),
         # as many switch as before: with two of them the warm one is not needed
