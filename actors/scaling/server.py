@@ -254,8 +254,8 @@ class Autoscaler:
         self._link.send(LeadsTold({**seconds, **known, **self._gauges()}))
 
     def _tell_overdue(self, fleet: Fleet) -> None:
-        """Warns of replicas that are overdue, with what Serve says of their groups, once for each change. Serve may come
-        to know the reason later, and tells it with other details after each attempt: its first sentence counts.
+        """Warns of replicas that are overdue, with what Serve says of their groups, once for each change. Serve may
+        learn the reason later, and tells it with other details after each attempt, so its first sentence counts.
         """
         before, self._overdue = self._overdue, {}
         for name, words in self.controller.overdue_words.items():
