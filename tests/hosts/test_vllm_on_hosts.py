@@ -111,7 +111,7 @@ def test_kv_moves_over_the_network_between_the_hosts(running: tuple[Cluster, Hos
 
 
 def test_nixls_side_channel_listens_on_the_private_address_only(running: tuple[Cluster, HostsApp]) -> None:
-    """It authenticates nobody, and whoever reaches it can read and write the engine's KV."""
+    """NIXL authenticates nobody, and whoever reaches its side channel can read and write the engine's KV."""
     cluster, app = running
     answers(app)
     for host in (cluster.head, cluster.away):

@@ -87,7 +87,7 @@ def test_a_prompt_that_the_decode_engine_has_cached_is_not_moved_again(pair: Pai
 
 
 def test_a_cached_prompt_is_found_with_its_own_salt_only(pair: Pair) -> None:
-    """Otherwise a tenant could tell by time, and by `cached_tokens`, what others have asked."""
+    """A tenant that hits others' prompts could tell by time, and by `cached_tokens`, what they have asked."""
     tokens = fresh(2 * BLOCK + 10)
     params = {**GREEDY, "max_tokens": 2, "ignore_eos": True}
     salts = {"salted": "ours", "other-salt": "theirs", "no-salt": None, "salted-again": "ours"}
