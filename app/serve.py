@@ -200,7 +200,7 @@ def _environment() -> None:
     # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine may be overloaded.
     os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
     # Serve's controller looks at every replica ten times a second, which costs more CPU at rest than all of ours do. A
-    # replica that has ended is replaced by so much later, of the many seconds that its successor's start takes.
+    # replica that has ended is replaced by up to half a second later, of the many that its successor's start takes.
     os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.5")
 
 

@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass
 class Walk:
-    """What the walk has found. `steps` have a name, seconds, what went wrong ("" if nothing), and further facts."""
+    """The findings of a walk. `steps` have a name, seconds, what went wrong ("" if nothing), and further facts."""
 
     url: str
     folder: Path
