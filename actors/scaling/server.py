@@ -104,7 +104,7 @@ class Autoscaler:
         """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
         self._told: object = None
         self._overdue: dict[str, tuple[str, str]] = {}
-        """The words of the last warning of each group with overdue replicas, and the first sentence of Serve's words."""
+        """The words of the last warning of each overdue group, and the first sentence of Serve's words."""
         self.rounds = 0
         """Number of observations that were acted on."""
 
