@@ -189,7 +189,8 @@ ROUTER: dict[str, Metric] = _listed(
         "KV reads from another node whose agent was not asked for permits, by reason: `no_agent` (not connected), "
         "`silent`, `agent_lost`, `refused`; the reader's agent ordered them alone.", "reason"),
     ("flow_late_chunks", "chunks",
-        "Chunks that gave up their slots at both ports, because nothing of them had come in time (`arbiter.late_s`)."),
+        "Chunks that gave up their slots at both ports, because nothing of them had arrived in time "
+        "(`arbiter.late_s`)."),
     ("flow_returned_permits", "permits",
         "Permits of another node's agent that were given back because the reader's own port was full."),
     (r"flow_lent_(\w+)", "count",
