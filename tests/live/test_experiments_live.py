@@ -117,7 +117,9 @@ def test_policies_are_put_back_after_a_kill_of_the_runner(app: Bare, tmp_path: P
     assert [happened.text.split(" (")[0] for _, happened in marks.look()] == ["experiment a burst began"]
     process.kill()
     process.wait()
-    assert [happened.text.split(" (")[0] for _, happened in marks.look()] == ["experiment a burst ended: failed"]
+    assert [happened.text.split(" (")[0] for _, happened in marks.look()] == [
+        "experiment a burst ended: failed"
+    ]
     wait("the guardian puts back", lambda: decode_policy(app) == before)
     store = RunStore(tmp_path / "runs")
     [run_id] = store.ids()
