@@ -13,11 +13,12 @@ ROOT = Path(__file__).resolve().parents[3]
 STATIC = ROOT / "app" / "dashboard" / "static"
 VENDOR = STATIC / "vendor"
 OURS = sorted(p for p in STATIC.rglob("*") if p.is_file() and VENDOR not in p.parents)
-MOST_BYTES = 256_000
+MOST_BYTES = 250_000
 
 
-def test_all_files_together_stay_small() -> None:
-    size = sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file())
+def test_all_that_a_browser_loads_stays_small() -> None:
+    loaded = [path for path in STATIC.rglob("*") if path.is_file() and path.suffix != ".LICENSE"]
+    size = sum(path.stat().st_size for path in loaded)
     assert size <= MOST_BYTES
 
 
