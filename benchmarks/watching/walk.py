@@ -289,7 +289,10 @@ def walked(
 ) -> Walk:
     """Serves the application and walks through its dashboard. Raises MeasureError and ServerError."""
     timing = SimTiming(prefill_base_s=setup.prefill_base_s, decode_base_s=setup.decode_base_s)
+    shortest = {"name": "join_shortest_queue"}
     args = {
+        # the shipped experiments are to be answered, not refused where they cannot meet their objectives
+        "router": {"prefill": shortest, "decode": shortest, "admission": {"name": "open"}},
         "ingress": {"replicas": setup.ingresses},
         "dashboard": {"experiments": {"may_kill": True}},
     }
