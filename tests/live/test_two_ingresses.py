@@ -42,13 +42,13 @@ def two_ingresses(network: Path) -> Any:
             {"name": "decode", "role": "decode", **engine, "scaling": {"max": 2, "warm": 1}},
         ]
         args["ingress"] = {"replicas": 2, "options": {"ceiling": "interactive"}}
-        # requests that cannot meet their objective are to be answered, and counted as missed
-        args["router"] = {**args.get("router", {}), "admission": {"name": "open"}}
         args["flow"] = {"enabled": True}
         args["scaling"] = {"enabled": True, "policy": "fixed"}
         args["router"] = {
             "network": {"file": str(network)},
             "predictor": {"enabled": True},
+            # requests that cannot meet their objective are to be answered, and counted as missed
+            "admission": {"name": "open"},
         }
 
     return change
