@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 CHROMIUM = shutil.which("chromium")
 VIEWS = ("overview", "engines", "transfers", "requests", "control", "experiments", "whatif")
 HEIGHTS = {1280: 800, 1920: 1080}
+SERIOUS = ("serious", "critical")
+"""The weights of axe-core's findings that count."""
 # the page's own instance of the module that keeps its feed
 _SEQ = "import('/static/js/live.js').then(live => live.feed.seq)"
 
@@ -83,3 +85,16 @@ def open_page(
         answer = context.request.post(f"{url}/api/login", data={"key": key})
         assert answer.ok, answer.text()
     return opened
+
+
+def axe(page: Page) -> list[str]:
+    """Returns the serious findings of axe-core about what the page shows now."""
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:160]}"
+        for one in found
+        if one["impact"] in SERIOUS
+        for node in one["nodes"]
+    ]

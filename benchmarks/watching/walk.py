@@ -39,13 +39,12 @@ from benchmarks.live.servers import ADMIN_KEY, Server, running
 from benchmarks.live.targets import SimTiming
 from benchmarks.progress import teller
 from benchmarks.watching.app import Watched
-from benchmarks.watching.chromium import HEIGHTS, VIEWS, Opened, browser, open_page
+from benchmarks.watching.chromium import HEIGHTS, VIEWS, Opened, axe, browser, open_page
 from benchmarks.watching.cost import CODE, OUT, TOKENS, loaded
 from benchmarks.watching.walk_report import rows
 
 PARTS = ("views", "burst", "shipped", "whatif")
 THEMES = ("light", "dark")
-SERIOUS = ("serious", "critical")
 SETTLE_MS = 1500
 """Time that a view has to draw what it reads, before it is looked at."""
 BEGIN_S, RUN_S, SIMULATE_S = 60.0, 400.0, 300.0
@@ -119,19 +118,6 @@ class Walk:
             raise AssertionError(f"{name} is {too_wide} pixels wider than the window")
         if self.pictures is not None:
             page.screenshot(path=self.pictures / f"{name}.png")
-
-
-def axe(page: Page) -> list[str]:
-    """Returns the serious findings of axe-core about what the page shows now."""
-    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {one['help']}: {node['html'][:160]}"
-        for one in found
-        if one["impact"] in SERIOUS
-        for node in one["nodes"]
-    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

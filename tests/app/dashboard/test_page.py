@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarks.watching.chromium import VIEWS, Opened, browser, open_page
+from benchmarks.watching.chromium import VIEWS, Opened, axe, browser, open_page
 from tests.dashboard import answers
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.server import Server
 from tests.dashboard.synthetic import Cluster
 
 pytestmark = [pytest.mark.browser, needs_chromium, pytest.mark.timeout(300)]
-
-SERIOUS = ("serious", "critical")
 
 Serve = Callable[..., Server]
 Opening = Callable[..., Opened]
@@ -66,19 +64,6 @@ def until(condition: Callable[[], bool], what: str, page: Page, timeout_s: float
     while not condition():
         assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
         page.wait_for_timeout(50)
-
-
-def axe(page: Page) -> list[str]:
-    """Returns the serious findings of axe-core about what the page shows now."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {one['help']}: {node['html'][:160]}"
-        for one in found
-        if one["impact"] in SERIOUS
-        for node in one["nodes"]
-    ]
 
 
 # ------------------------------------------------------------------------------------------------------- every view
