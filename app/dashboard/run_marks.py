@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from app.dashboard.engines import Happened
-from app.dashboard.store import RunError, RunStore
+from app.dashboard.store import RunError, RunStore, same_server
 
 log = logging.getLogger("ray.serve.dashboard")
 
@@ -47,7 +46,7 @@ class RunMarks:
     def __init__(self, stores: Iterable[RunStore], url: str, marked: Marked) -> None:
         self._folders = [_Folder(store) for store in {store.folder: store for store in stores}.values()]
         self._marked = marked
-        self._target = _place(url)
+        self._url = url
         self._here = local_names()
         self._task: asyncio.Task[None] | None = None
 
@@ -118,9 +117,7 @@ class RunMarks:
 
     def _is_ours(self, run: dict[str, Any]) -> bool:
         """Returns whether a run's load goes to this application; this machine has several names."""
-        host, port = _place(str(run.get("url") or ""))
-        wanted, wanted_port = self._target
-        return port == wanted_port and (host == wanted or {host, wanted} <= self._here)
+        return same_server(run.get("url"), self._url, self._here)
 
 
 def _name(run: dict[str, Any]) -> str:
@@ -132,16 +129,6 @@ def _ended(run: dict[str, Any]) -> Happened:
     why = f" ({str(message)[:MOST_TEXT]})" if message else ""
     text = f"experiment {_name(run)} ended: {state}{why}"
     return Happened("experiment", text, "warn" if state == "failed" else "info")
-
-
-def _place(url: str) -> tuple[str, int | None]:
-    """Returns host and port of a URL; nothing of what is none."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return "", None
-    return parts.hostname or "", port
 
 
 def local_names() -> frozenset[str]:

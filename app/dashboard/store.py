@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -241,15 +241,18 @@ def lives(pid: object, pid_started: object) -> bool:
         return False
 
 
-def same_server(one: object, other: str) -> bool:
-    """Returns whether two URLs name one server, with or without `/v1`; False for anything that is no URL."""
+def same_server(one: object, other: str, alike: Set[str] = frozenset()) -> bool:
+    """Returns whether two URLs name one server, with or without `/v1`; False for anything that is no URL. The hosts in
+    `alike` count as one.
+    """
     try:
-        return isinstance(one, str) and _server(one) == _server(other)
+        return isinstance(one, str) and _server(one, alike) == _server(other, alike)
     except ValueError:
         return False
 
 
-def _server(url: str) -> tuple[str, str | None, int | None, str]:
+def _server(url: str, alike: Set[str]) -> tuple[str, str | None, int | None, str]:
     parts = urlsplit(url)
+    host = "" if parts.hostname in alike else parts.hostname
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return parts.scheme, host, port, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
