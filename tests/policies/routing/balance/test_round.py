@@ -173,11 +173,11 @@ class Checker:
         return self.score(entries, w) + max(self.age(e) for e in entries)
 
     def is_overdue(self, e: PoolEntry) -> bool:
-        """By its lease, so that it goes before all others."""
+        """Returns whether an entry goes before all others, because two thirds of its lease have passed."""
         return self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
 
     def is_pressing(self, e: PoolEntry) -> bool:
-        """By its wait or its objective, so that it goes before the others of its class."""
+        """Returns whether an entry goes before the others of its class, by its wait or by its objective."""
         most_s = self.limits.max_wait_s
         old = most_s is not None and e.entered_s < self.now_s - most_s
         slo_s = e.request.terms.ttft_slo_s

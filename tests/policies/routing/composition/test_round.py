@@ -405,11 +405,13 @@ class Checker:
     # -------------------------------------------------------------------------------------------------- the choices
 
     def is_overdue(self, e: PoolEntry) -> bool:
-        """By its lease, which was never renewed: it goes before all others."""
+        """Returns whether an entry goes before all others, because two thirds of its lease, never renewed, have passed."""
         return e.entered_s < NOW_S - (e.lease_until_s - e.entered_s) * 2 / 3
 
     def is_pressing(self, e: PoolEntry) -> bool:
-        """By `max_wait_s`, or by an objective that it is about to miss: it goes before the others of its class."""
+        """Returns whether an entry goes before the others of its class: it has waited for longer than `max_wait_s`, or
+        is about to miss its objective.
+        """
         most_s, slo_s = self.policy.max_wait_s, e.request.terms.ttft_slo_s
         old = most_s is not None and e.entered_s < NOW_S - most_s
         return old or (self.view.overdue_by_slo and slo_s is not None and slo_s * 2 / 3 < NOW_S <= slo_s)
