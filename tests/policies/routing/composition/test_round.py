@@ -405,7 +405,7 @@ class Checker:
     # -------------------------------------------------------------------------------------------------- the choices
 
     def is_overdue(self, e: PoolEntry) -> bool:
-        """Returns whether an entry goes before all others, because two thirds of its lease, never renewed, have passed."""
+        """Returns whether an entry goes before all others: two thirds of its lease, never renewed, have passed."""
         return e.entered_s < NOW_S - (e.lease_until_s - e.entered_s) * 2 / 3
 
     def is_pressing(self, e: PoolEntry) -> bool:
