@@ -164,7 +164,9 @@ def code_at(commit: str, root: Path = ROOT) -> Iterator[Path | None]:
             check=True,
         )
         with tarfile.open(fileobj=io.BytesIO(whole.stdout)) as tar:
-            tar.extractall(name, filter="data")
+            # Python has filters from 3.11.4 on, Debian 12's is older; git's names lead nowhere else
+            safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            tar.extractall(name, **safely)
         yield Path(name)
 
 
