@@ -55,6 +55,11 @@ class Silence:
         self._limit = self._left = self._excused = limit
         self.heard = False
 
+    @property
+    def missed(self) -> int:
+        """The ticks since something was heard, not counting those in which the loop was stopped."""
+        return 0 if self.heard else self._limit - self._left
+
     def tick(self, lived: bool) -> bool:
         """Counts one tick. Returns whether nothing was heard for `limit` ticks, not counting those in which the loop
         was stopped (at most `limit` of them).

@@ -59,6 +59,10 @@ that runs at all sends one each second: two could be late on a busy machine. A s
 engine should go on within 6 s, and needs up to 2 s of them for its prompt, its transfer and its first step elsewhere.
 """
 SILENT_S = SILENT_PINGS * PING_S
+QUIET_PINGS = 2
+"""Pings that are missing when a connection ends from which the peer was quiet before. A process that is killed has sent
+its last one at most a period before; one that was cut off, and gave its peer up first, has not.
+"""
 GIVEN_UP_PINGS = SILENT_PINGS - 2
 """Periods by which a late ping of ours may mean that peers have given this process up: they wait for `SILENT_PINGS`
 from the ping before, and this process may have stopped just before the late one was due.
@@ -110,7 +114,8 @@ class Channel(asyncio.Protocol):
     `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
     connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed. `silent`
     says whether it ended because the peer was silent or read nothing, and `stood_still` whether this process had stood
-    still shortly before, long enough for the peer to have lost it and not it the peer.
+    still shortly before, long enough for the peer to have lost it and not it the peer. `quiet_s` is for how long
+    nothing had come from the peer when the connection ended, in whole pings, from `QUIET_PINGS` of them on; 0 for less.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class Channel(asyncio.Protocol):
         self.open = False
         self.broken = False
         self.silent = False
+        self.quiet_s = 0.0
         self.stood_still = False
         self._on_message = on_message
         self._on_open = on_open
@@ -289,6 +295,10 @@ class Channel(asyncio.Protocol):
             self._pings.late_s() >= GIVEN_UP_PINGS * PING_S or self._awake_since_s() < PING_S
         ):
             self.stood_still = True
+        if self.silent:
+            self.quiet_s = SILENT_S
+        elif self._peer.missed >= QUIET_PINGS:
+            self.quiet_s = self._peer.missed * PING_S
         for timer in (self._handshake_timer, self._pings):
             if timer is not None:
                 timer.cancel()

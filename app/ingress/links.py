@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from actors.wire.channel import SILENT_S, Channel, Identity
+from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import EngineInfo, Message
 from policies.request.life import Life
@@ -114,7 +114,7 @@ class EngineLink:
 
     def _ended(self, channel: Channel) -> None:
         if channel is self._link.channel:
-            self.silent_s = math.inf if channel.stood_still else SILENT_S if channel.silent else 0.0
+            self.silent_s = math.inf if channel.stood_still else channel.quiet_s
             if channel.stood_still:
                 self._waited_s, self._grace_s = 0.0, REUNION_GRACE_S
         self._on_end(channel)

@@ -277,7 +277,8 @@ class Clients:
                 tally.apart[f"{apart}: {cause}"] += 1
                 return
             tally.failed[cause] += 1
-            tally.describe(now_s, cause, ask.form, answer.message)
+            sent = f"sent {now_s - exchange.sent_s:.1f} s before: "
+            tally.describe(now_s, cause, ask.form, sent + answer.message)
             return
         if answer.note is not None:
             tally.notes[f"answers with a note: {', '.join(sorted(answer.note))}"] += 1

@@ -25,7 +25,7 @@ def run(setup: Setup, logs: Path) -> dict[str, Any]:
     if is_bad(result):
         print(json.dumps(result, indent=1))  # an assertion's message is cut
     assert not is_bad(result), {
-        name: result[name] for name in ("failed", "wrong", "leaks", "unended", "apart")
+        name: result[name] for name in ("failed", "wrong", "leaks", "unended", "apart", "details", "faults")
     }
     assert len(result["faults"]) >= LEAST_FAULTS
     assert result["requests"] >= 20

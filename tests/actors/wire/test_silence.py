@@ -81,6 +81,26 @@ async def test_bytes_of_any_kind_are_a_sign_of_life(server: tuple[Side, str]) ->
     writer.close()
 
 
+@pytest.mark.parametrize(("waits_pings", "quiet"), [(0.0, False), (1.0, False), (4.0, True)])
+async def test_an_end_after_a_long_quiet_time_says_so(
+    server: tuple[Side, str], waits_pings: float, quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SILENT_PINGS", 20)
+    side, address = server
+    _, writer = await raw(address)
+    writer.write(frame(HELLO))
+    await until(lambda: side.opened)
+    for _ in range(2):
+        writer.write(frame(Ping()))
+        await asyncio.sleep(PING_S)
+    writer.write(frame(Ping()))
+    await asyncio.sleep(waits_pings * PING_S)
+    writer.close()
+    await until(lambda: side.reasons)
+    assert (side.channels[0].quiet_s > 0.0) == quiet
+    assert not side.channels[0].silent
+
+
 @pytest.mark.parametrize(
     ("stands_s", "excused"), [(0.0, False), (1.2 * LONG_PING_S, False), (3.2 * LONG_PING_S, True)]
 )
