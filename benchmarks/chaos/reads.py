@@ -1,7 +1,7 @@
 """Harms single reads of KV between two vLLM engines on hosts of their own, and judges each answer.
 
     python -m benchmarks.chaos.reads                    three rounds, ten minutes (root, Linux, tc)
-    python -m benchmarks.chaos.reads --rounds 1 --seed 2
+    python -m benchmarks.chaos.reads --rounds 20        an hour and a quarter
 
 A prefill and a decode engine (SmolLM2-135M in float32) lie on two hosts, which are network namespaces, with a link of
 400 Mbit/s between them. Reads go by permits of a flow agent, and all blocks are compared by checksums (`two_hosts`).
@@ -21,11 +21,15 @@ What fails is tried again from the prompt, once a second, as a router does; what
 a second. Kept of each fault: why the first try failed ("" if it went on), the seconds from the fault to the first token
 of the first whole answer, whether every answer was the undisturbed one, and whether both engines were idle again, with
 no lease and no block in use, and no process too many. Aims: no wrong answer, one right answer to each request, nothing
-left. The exit status is 1 if one of them is missed, and 2 where hosts cannot be made.
+left. The exit status is 1 if one of them is missed, and 2 where hosts cannot be made. Each round has engines of its
+own. Finished rounds are kept until the result is written, and the same command, also with more rounds, goes on after an
+interruption.
 """
 
 import argparse
 import asyncio
+import functools
+import itertools
 import random
 import signal
 import sys
@@ -40,6 +44,7 @@ from actors.wire.messages import Failed, PrefillDone
 from benchmarks.chaos import memory
 from benchmarks.chaos.two_hosts import AGENT, ENGINES, LEASE_S, LENDER, READER, Attempt, Lost, TwoHosts
 from benchmarks.experiments.base import Row
+from benchmarks.live.kept import Parts
 from benchmarks.live.load import run_fast
 from benchmarks.live.machine import LIVE_CODE, command, facts, save
 from benchmarks.live.servers import ROOT
@@ -63,6 +68,7 @@ LEFT_S = 60.0
 """Seconds in which both engines must be idle. Leases of a reader that has gone end by themselves."""
 
 PROMPT_TOKENS = 2_000
+PROMPTS_PER_SEED = 1_000_000
 SHORTER = 3
 """Tokens by which a prompt is shorter whose KV fills the same blocks."""
 
@@ -89,7 +95,7 @@ class Round:
     def __init__(self, hosts: TwoHosts, seed: int, say: Callable[[str], None]) -> None:
         self._hosts, self._say = hosts, say
         self._workload = Workload(loose_tokens=PROMPT_TOKENS)
-        self._prompts = iter(range(1_000_000 * seed, 1_000_000 * (seed + 1)))
+        self._prompts = itertools.count(PROMPTS_PER_SEED * seed)
         self._processes = 0
         self._others: list[Attempt] = []
 
@@ -234,10 +240,9 @@ class Round:
         return self._workload.prompt("loose", next(self._prompts))
 
 
-def schedule(rounds: int, seed: int) -> list[str]:
-    """Returns the kinds of all faults in order: each round has all of them."""
-    rng = random.Random(seed)
-    return [kind for _ in range(rounds) for kind in rng.sample(KINDS, len(KINDS))]
+def schedule(seed: int, number: int) -> list[str]:
+    """Returns the kinds of all faults of a round in order: each round has all of them."""
+    return random.Random(f"{seed} {number}").sample(KINDS, len(KINDS))
 
 
 def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
@@ -258,20 +263,19 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
                 yield Row(f"{kind}: longest from the fault to the first token", None, max(known), "s")
 
 
-async def measured(rounds: int, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Returns what came of each fault, as the result keeps it."""
+async def measured(seed: int, number: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Returns what came of each fault of a round, as the result keeps it."""
     found = []
     with tempfile.TemporaryDirectory(prefix="sluice-reads-") as folder, link.pair(BITS_PER_S) as pair:
         hosts = TwoHosts(pair, Path(folder))
         try:
             await hosts.start()
-            say("both engines serve")
-            rounds_of = Round(hosts, seed, say)
-            await rounds_of.warm()
-            kinds = schedule(rounds, seed)
-            for number, kind in enumerate(kinds):
-                fault = await rounds_of.fault(kind)
-                say(f"{number + 1} of {len(kinds)}: {fault}")
+            say(f"round {number + 1}: both engines serve")
+            faults = Round(hosts, seed, say)
+            await faults.warm()
+            for kind in schedule(seed, number):
+                fault = await faults.fault(kind)
+                say(f"round {number + 1}: {fault}")
                 found.append(asdict(fault))
         finally:
             await hosts.stop()
@@ -291,13 +295,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{MODULE}: {reason}: nothing is measured here", file=sys.stderr)
         return 2
     machine, say = facts(MODULE, CODE), teller()
-    faults = run_fast(measured(args.rounds, args.seed, say))
-    config = {"rounds": args.rounds, "seed": args.seed}
-    result = {"command": command(MODULE, argv), "config": config, "machine": machine, "faults": faults}
+    parts = Parts("reads", machine, {"seed": args.seed})
+
+    def harmed(number: int) -> dict[str, Any]:
+        return {"faults": run_fast(measured(args.seed, number, say))}
+
+    rounds = [
+        parts.once(f"round {number + 1}", functools.partial(harmed, number), say)
+        for number in range(args.rounds)
+    ]
+    faults = [fault for found in rounds for fault in found["faults"]]
+    result = {
+        "command": command(MODULE, argv),
+        "config": {"rounds": args.rounds, "seed": args.seed},
+        "machine": machine,
+        "rounds": parts.ends(),
+        "faults": faults,
+    }
     for row in rows(result):
         print(f"{row.name}: {row.ours:.4g} {row.unit}")
     if not save(args.out / "reads.json", result, levels=2):
         return 1
+    parts.forget()
     return int(any(not one["right"] or one["left"] for one in faults))
 
 
