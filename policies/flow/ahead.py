@@ -3,15 +3,16 @@
     report   the port's flows in bands, in the policy's order (level, *key), with the bytes that have not arrived
     place    (level, *key) of a read of stage 1 of this size and relative layer index, by the policy itself
     left     a band's bytes less what has gone since the report: B(1-rho) * age, from the first band on
-    ahead    sum of `left` of the bands whose (level, *key) is not above the read's; of the read's own level, where
-             its flows share fairly: sum of min(left, flows * size)
+    ahead    sum of `left` of the bands whose (level, *key) does not come after the read's; of its own level, where
+             flows share fairly: sum of min(left, flows * size)
 
 Agent and simulator make the bands by the same code, and a read's place is what the policy says of any flow of stage 1,
 so no rule of a policy stands here.
 
-Not claimed: flows that come after the report, and chunks of lower levels that are posted already, of which a port has
-its window at most. A band that stands for several ranks goes before a read only if its last one does. Karuna's
-deadline flows count whole, although their rate leaves others a part of the port.
+Not claimed: flows that come after the report; chunks of lower levels that are posted already, of which a port has its
+window at most; and flows that another port holds up, which leave this one to the read. A band that stands for several
+ranks goes before a read only if its last one does. Karuna's deadline flows count whole, although their rate leaves
+others a part of the port.
 """
 
 import math
