@@ -122,7 +122,9 @@ def events_of(report: FlowReport, now_s: float) -> list[FlowsReported]:
 def _check(reported: Sequence[NodeLoad], agent: str) -> None:
     """Raises ValueError for a load of a port that no agent can have."""
     if len(reported) > MOST_NODES:
-        raise ValueError(f"agent {agent} reports the ports of {len(reported)} nodes: at most {MOST_NODES} may be")
+        raise ValueError(
+            f"agent {agent} reports the ports of {len(reported)} nodes: at most {MOST_NODES} may be"
+        )
     for load in reported:
         for port in (load.egress, load.ingress):
             wrong = _wrong(port)

@@ -208,7 +208,9 @@ class IdealSwitches:
         def load(port: Port) -> PortLoad:
             return PortLoad(self._ports.of(port), bands_of(at[port]))
 
-        return [NodeLoad(node, load(Port(node, Side.EGRESS)), load(Port(node, Side.INGRESS))) for node in nodes]
+        return [
+            NodeLoad(node, load(Port(node, Side.EGRESS)), load(Port(node, Side.INGRESS))) for node in nodes
+        ]
 
     def _place(self, sent: Sent) -> None:
         """Asks the policy again, and has the network follow."""

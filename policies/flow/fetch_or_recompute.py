@@ -138,7 +138,9 @@ def _check(prefix: Prefix) -> None:
         if not (math.isfinite(ahead.size) and ahead.size >= 0):
             raise BadEvent(f"prefix: ahead has {ahead.size!r} bytes: they must be finite and at least 0")
         if not (math.isfinite(ahead.bytes_per_s) and ahead.bytes_per_s > 0):
-            raise BadEvent(f"prefix: ahead has {ahead.bytes_per_s!r} bytes/s: they must be finite and above 0")
+            raise BadEvent(
+                f"prefix: ahead has {ahead.bytes_per_s!r} bytes/s: they must be finite and above 0"
+            )
     if not (math.isfinite(prefix.bytes_per_s) and prefix.bytes_per_s > 0):
         raise BadEvent(f"prefix: bytes_per_s is {prefix.bytes_per_s!r}: it must be finite and above 0")
     if math.isnan(prefix.slack_s):

@@ -159,7 +159,8 @@ def told_simulated(policy: str, params: dict[str, Any], permits: Permits | None)
 
 
 @pytest.mark.parametrize(
-    ("policy", "params"), [("mfs", {}), ("mfs", dict(SWEPT)), ("edf", {}), ("sjf", {}), ("karuna", {}), ("fair", {})]
+    ("policy", "params"),
+    [("mfs", {}), ("mfs", dict(SWEPT)), ("edf", {}), ("sjf", {}), ("karuna", {}), ("fair", {})],
 )
 async def test_agent_and_simulator_tell_the_same_of_what_goes_before_a_read(
     policy: str, params: dict[str, Any]

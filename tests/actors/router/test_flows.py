@@ -216,9 +216,7 @@ async def test_what_is_to_move_at_ports_reaches_the_reducer_where_prefixes_are_l
         agent.addresses, lambda: Channel(Identity("worker", "w"), lambda c, m: inbox.append(m))
     )
     channel.send(wire.JoinNode("z"))
-    flow = Flow(
-        flow_id="f", request_id="r", batch="r", stage=Stage.REUSE, source="a", target="z", size=1000
-    )
+    flow = Flow(flow_id="f", request_id="r", batch="r", stage=Stage.REUSE, source="a", target="z", size=1000)
     channel.send(wire.SubmitFlow(flow))
     await until(lambda: inbox)
 
@@ -277,9 +275,7 @@ def test_a_report_of_too_many_nodes_is_refused() -> None:
 
 
 async def test_an_agent_that_reports_a_load_that_cannot_be_loses_its_connection(router: RouterServer) -> None:
-    channel = await connect(
-        router.addresses, lambda: Channel(Identity("agent", "bad"), lambda c, m: None)
-    )
+    channel = await connect(router.addresses, lambda: Channel(Identity("agent", "bad"), lambda c, m: None))
     load = NodeLoad("n", PortLoad(1e9, (BAND._replace(size=-1),)), PortLoad(None))
     channel.send(FlowReport("n", "mfs", {}, {}, loads=(load,)))
     await asyncio.wait_for(channel.closed, 60)

@@ -160,9 +160,7 @@ def test_a_scheduled_prefix_is_a_flow_of_stage_1() -> None:
 
 
 @pytest.mark.parametrize("permits", [None, Permits()], ids=["ideal", "permits"])
-@pytest.mark.parametrize(
-    ("due_s", "loans"), [(100.0, 0), (None, 1)], ids=["more urgent", "less urgent"]
-)
+@pytest.mark.parametrize(("due_s", "loans"), [(100.0, 0), (None, 1)], ids=["more urgent", "less urgent"])
 def test_a_prefix_is_not_lent_where_urgent_bytes_go_before_it(
     due_s: float | None, loans: int, permits: Permits | None
 ) -> None:
