@@ -83,8 +83,8 @@ class Prefix:
     transfers under way there leave it.
     """
     ahead: tuple[Ahead, ...] = ()
-    """What goes before the fetch at the lender's egress and at the reader's ingress; empty where no flow agent says
-    so.
+    """Bytes before the fetch at the lender's egress and at the reader's ingress; empty where no flow agents tell of
+    them.
     """
     lender_kv_used: float = 0.0
     """Share of the lender's KV cache that is in use."""

@@ -1,7 +1,7 @@
 """One loan in two bodies: what live sim engines read, hit and compute of a lent prefix, the simulator's engines do too.
 
 The live side is two sim engines over real sockets; the simulated side is the cluster of `lending_cluster`, where the
-router has decided the loan. Prompt, prefix and block size are the same. What flow agents tell of their ports, from which
+router has decided the loan. Prompt, prefix and block size are the same. What flow agents tell of their ports, on which
 the router decides, is compared between an agent and the simulated network.
 """
 

@@ -1,4 +1,4 @@
-"""What goes before a prefix read at a port: bands and places by hand, for each flow policy."""
+"""Bytes that go before a prefix read at a port: bands and places by hand, for each flow policy."""
 
 import math
 
