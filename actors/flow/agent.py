@@ -29,7 +29,15 @@ from actors.flow.ordering import Ordering
 from actors.flow.publisher import Publisher
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link, at
-from actors.wire.messages import Beat, FlowReport, JoinNode, Message, SetFlowPolicy, SubmitFlow
+from actors.wire.messages import (
+    MOST_NODES,
+    Beat,
+    FlowReport,
+    JoinNode,
+    Message,
+    SetFlowPolicy,
+    SubmitFlow,
+)
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Port, Side
 from policies.flow.events import Ordered, Tick
@@ -348,7 +356,9 @@ class FlowAgent:
             del self.desk.ended[: len(report.ended)]
 
     def report(self) -> FlowReport:
-        """Returns this agent's policy, totals and gauges, and the transfers that ended since the last report."""
+        """Returns this agent's policy, totals and gauges, the transfers that ended since the last report, and what is
+        still to move at the ports of its nodes.
+        """
         desk = self.desk
         totals = {name: float(count) for name, count in desk.totals.items()}
         held_s = sum(one.held_s for one in desk.ended_at.values())
@@ -367,9 +377,10 @@ class FlowAgent:
         for node in sorted({worker.node for worker in workers if worker.node is not None}):
             for side in Side:
                 gauges[f"{side}_bytes_per_s {node}"] = ports.at(Port(node, side)).published
+        loads = tuple([desk.arbiter.load_of(node) for node in sorted(desk.owned)[:MOST_NODES]])
         policy = desk.arbiter.policy
         params = msgspec.json.encode(parameters(policy))
-        return FlowReport(self.node, policy.name, totals, gauges, tuple(desk.ended), params)
+        return FlowReport(self.node, policy.name, totals, gauges, tuple(desk.ended), params, loads)
 
 
 def clock_s() -> float:

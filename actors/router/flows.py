@@ -6,14 +6,17 @@ of them, also to those that connect later. It does not schedule flows itself: ag
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from actors.wire.channel import Channel
-from actors.wire.messages import FlowAgentStatus, FlowReport, SetFlowPolicy, Status
+from actors.wire.messages import MOST_NODES, FlowAgentStatus, FlowReport, SetFlowPolicy, Status
+from policies.flow.ahead import MOST_BANDS
+from policies.flow.base import WEIGHTS_LEVEL
 from policies.flow.registry import FLOW, flow_policy, parameters
 from policies.journal.codec import dumps, loads
-from policies.state.events import PolicyChoice
+from policies.state.events import FlowsReported, PolicyChoice
+from policies.state.views import NodeLoad, PortLoad
 
 
 class FlowAgents:
@@ -31,13 +34,15 @@ class FlowAgents:
 
     def reported(self, channel: Channel, report: FlowReport) -> None:
         """Takes an agent's report. A new agent gets the policy that was set here. Raises ValueError for a figure
-        that is no finite number, a policy that does not exist, or a parameter that it cannot have.
+        that is no finite number, a load of a port that cannot be, a policy that does not exist, or a parameter that it
+        cannot have.
         """
         if report.policy not in FLOW:
             raise ValueError(f"agent {report.node} uses a flow policy that is not known: {report.policy!r}")
         flow_policy(report.policy, _params(report.params))
         if not all(map(math.isfinite, (*report.totals.values(), *report.gauges.values()))):
             raise ValueError(f"agent {report.node} reports a figure that is no finite number")
+        _check(report.loads, report.node)
         if channel not in self._reports and self._set is not None:
             channel.send(self._set)
         if channel not in self._reports and channel.peer is not None:
@@ -108,6 +113,40 @@ class FlowAgents:
         return gauges
 
 
+def events_of(report: FlowReport, now_s: float) -> list[FlowsReported]:
+    """Returns what the reducer has to know of an agent's report, which `FlowAgents` has taken: an event a node."""
+    choice = PolicyChoice(report.policy, _params(report.params))
+    return [FlowsReported(now_s, choice, load) for load in report.loads]
+
+
+def _check(reported: Sequence[NodeLoad], agent: str) -> None:
+    """Raises ValueError for a load of a port that no agent can have."""
+    if len(reported) > MOST_NODES:
+        raise ValueError(
+            f"agent {agent} reports the ports of {len(reported)} nodes: at most {MOST_NODES} may be"
+        )
+    for load in reported:
+        for port in (load.egress, load.ingress):
+            wrong = _wrong(port)
+            if wrong:
+                raise ValueError(f"agent {agent} reports a load of node {load.node} that cannot be: {wrong}")
+
+
+def _wrong(port: PortLoad) -> str:
+    rate = port.bytes_per_s
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        return f"{rate!r} bytes/s: it must be finite and above 0"
+    if len(port.bands) > _MOST_BANDS:
+        return f"{len(port.bands)} bands: at most {_MOST_BANDS} may be"
+    for band in port.bands:
+        if not (1 <= band.level <= WEIGHTS_LEVEL and band.flows >= 1 and band.size >= 1):
+            return f"{band}: level, flows and bytes must be at least 1, and the level at most {WEIGHTS_LEVEL}"
+        if any(map(math.isnan, band.key)):
+            return f"{band}: its key must be numbers"
+    return ""
+
+
+_MOST_BANDS = max(MOST_BANDS, WEIGHTS_LEVEL)
 _HELD_AT = "held_level_"
 
 

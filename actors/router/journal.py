@@ -39,7 +39,7 @@ SLICE = 64
 BYTES_PER_RECORD = 2048
 """ASSUMPTION: average memory in bytes of a record that waits to be written."""
 
-# ASSUMPTION for these four: a hash takes some 40 bytes, an item of progress 170, a candidate 400 and a pair 270
+# ASSUMPTION for these five: a hash takes some 40 bytes, an item of progress 170, a candidate 400, a pair and a band 270
 HASHES_PER_RECORD = 32
 """Number of block hashes, in KV events or of a prompt, that weigh as much as an ordinary record."""
 
@@ -51,6 +51,9 @@ CANDIDATES_PER_RECORD = 5
 
 PAIRS_PER_RECORD = 8
 """Number of an oracle's estimates of pairs that weigh as much as an ordinary record."""
+
+BANDS_PER_RECORD = 8
+"""Number of bands of a node's ports, in the report of a flow agent, that weigh as much as an ordinary record."""
 
 _PREFIX, _SUFFIX = "journal-", ".jsonl"
 
@@ -332,6 +335,8 @@ def _weight(event: ev.Event, actions: Sequence[Action]) -> int:
             weight += _hashes(event.changes) // HASHES_PER_RECORD
         case ev.KvSnapshot():
             weight += _hashes(event.chains) // HASHES_PER_RECORD
+        case ev.FlowsReported(load=load):
+            weight += (len(load.egress.bands) + len(load.ingress.bands)) // BANDS_PER_RECORD
         case ev.OracleRefreshed(oracle=Oracle(pairs=pairs)):
             weight += len(pairs) // PAIRS_PER_RECORD
     candidates = sum([len(action.decision.ranking) for action in actions if not isinstance(action, Reject)])

@@ -23,7 +23,7 @@ from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
 from actors.router.facts import FleetFacts
 from actors.router.fleet import FleetReport
-from actors.router.flows import FlowAgents
+from actors.router.flows import FlowAgents, events_of
 from actors.router.following import Following
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
@@ -268,8 +268,7 @@ class RouterServer:
             case wire.Announce() | wire.Status() | wire.KvEvents() | wire.KvState() | wire.FindWeights():
                 self._from_engine(channel, message)
             case wire.FlowReport():
-                self._flows.reported(channel, message)
-                self.decisions.flowed(message.ended)
+                self._flow_reported(channel, message)
             case wire.Admin():
                 self._asked(channel, message)
             case wire.Observing():
@@ -279,6 +278,13 @@ class RouterServer:
                 self._autoscaler.heard(channel, message)
             case _:
                 raise WireError(f"a router does not take {type(message).__name__}")
+
+    def _flow_reported(self, channel: Channel, message: wire.FlowReport) -> None:
+        self._flows.reported(channel, message)
+        self.decisions.flowed(message.ended)
+        if Needs.FLOWS in self.dispatcher.needs:
+            for event in events_of(message, clock_s()):
+                self._feed(event)
 
     def _asked(self, channel: Channel, message: wire.Admin) -> None:
         if message.what == "scale":

@@ -6,8 +6,9 @@ actions `ingress` carries out; engines step (`engine`) and KV moves over the net
 live router's (`policies.journal.lines`), so it can be replayed.
 
 As in the live system, some events come once a period and not at each change: engine status, progress (one
-`ProgressedMany` for all requests that gained a token), forecasts, ticks and the network oracle. Changes of a prefix
-cache are reported in batches, when its engine begins or ends steps. A progress report arrives without delay.
+`ProgressedMany` for all requests that gained a token), forecasts, ticks, the network oracle, and, where prefixes are
+lent by scheduled flows, what is still to move at the ports of each node. Changes of a prefix cache are reported in
+batches, when its engine begins or ends steps. A progress report arrives without delay.
 """
 
 from collections import Counter
@@ -180,6 +181,9 @@ class Cluster:
         if config.network is not None and config.network.oracle_s is not None:
             self._refresh_oracle()
             self._every(config.network.oracle_s, self._refresh_oracle)
+        if self._flows is not None and Needs.FLOWS in self.dispatcher.needs:
+            self._report_flows()
+            self._every(control.flows_s, self._report_flows)
         kernel.at(config.warmup_s, self._open_window, -1)
         if config.measure_s is not None:
             kernel.at(config.warmup_s + config.measure_s, self._close_window, -1)
@@ -409,6 +413,15 @@ class Cluster:
             oracle = self._own.taught(oracle, now_s)
         self._told = oracle
         self.feed(ev.OracleRefreshed(now_s, oracle))
+
+    def _report_flows(self) -> None:
+        """Reports what is still to move at every node's ports, as each node's flow agent does."""
+        assert self._flows is not None
+        assert self.config.flows is not None
+        choice = ev.PolicyChoice(self.config.flows.policy[0], dict(self.config.flows.policy[1]))
+        nodes = sorted({worker.node for worker in self.workers.values()})
+        for load in self._flows.driver.loads(nodes):
+            self.feed(ev.FlowsReported(self.kernel.now_s, choice, load))
 
     def _tick(self) -> None:
         self.feed(ev.Tick(self.kernel.now_s))

@@ -167,6 +167,7 @@ class ControlPlane:
     tick_s: float = 0.2
     progress_s: float = 0.02
     forecast_s: float = 0.05
+    flows_s: float = 1.0
     kv_events: bool = True
     max_retries: int = 2
     lease_margin_s: float = 2.0
@@ -178,7 +179,7 @@ class ControlPlane:
     def __post_init__(self) -> None:
         zero = ("hop_s", "ingress_s", "max_retries", "lease_margin_s")
         above = (
-            "status_s", "status_always_s", "tick_s", "progress_s", "forecast_s", "request_timeout_s",
+            "status_s", "status_always_s", "tick_s", "progress_s", "forecast_s", "flows_s", "request_timeout_s",
             "prefill_limit_s", "transfer_limit_s",
         )  # fmt: skip
         _require(

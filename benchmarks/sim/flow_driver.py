@@ -14,7 +14,7 @@ The ideal switches know B(1-rho) of a port (`KnownPorts`); the arbiter learns it
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,8 +23,10 @@ from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.network.flows import Flow as NetworkFlow
 from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.topology import Link
-from policies.flow.base import Flow, FlowState, Place, Stage
+from policies.flow.ahead import bands_of
+from policies.flow.base import Flow, FlowState, Place, Port, Side, Stage
 from policies.flow.registry import flow_policy
+from policies.state.views import NodeLoad, PortLoad
 
 KV_STAGES = (Stage.REUSE, Stage.COLLECTIVE, Stage.P2D)
 """The stages that are simulated; a fork of weights is simulated by itself (`benchmarks.sim.fork`)."""
@@ -87,6 +89,9 @@ class FlowDriver(Protocol):
     def ordered(self, batches: tuple[str, ...], pruned: tuple[str, ...]) -> None:
         """Takes a new order between requests (Algorithm 1)."""
 
+    def loads(self, nodes: Sequence[str]) -> list[NodeLoad]:
+        """Returns what is still to move at the ports of each node, as the flow agent of a node reports it."""
+
 
 class KnownPorts:
     """B(1-rho) of a pair of nodes: what the slower of their ports gives to scheduled flows.
@@ -107,6 +112,13 @@ class KnownPorts:
         if found is None:
             found = self._links[source, target] = self._between(source, target)
         return min(sum(map(self._residual, links)) / len(links) for links in found)
+
+    def of(self, port: Port) -> float:
+        """Returns B(1-rho) in bytes/s of a node's NICs together, in one direction: what drains all that waits there."""
+        node = self._network.topology.node(port.node)
+        nics = node.nics_up if port.side is Side.EGRESS else node.nics_down
+        links = self._network.topology.links
+        return sum(self._residual(links[i]) for i in nics if i is not None)
 
     def _residual(self, link: Link) -> float:
         return link.bytes_per_s * (1.0 - self._network.background_share(link.name))
@@ -179,6 +191,26 @@ class IdealSwitches:
             if (red, is_pruned) != (state.red, state.pruned):
                 state.red, state.pruned = red, is_pruned
                 self._place(sent)
+
+    def loads(self, nodes: Sequence[str]) -> list[NodeLoad]:
+        at: dict[Port, list[tuple[tuple[float, ...], int]]] = {
+            Port(node, side): [] for node in nodes for side in Side
+        }
+        for sent in self._live.values():
+            flow, left = sent.state.flow, math.ceil(self._network.remaining_bytes(sent.moving[0]))
+            # a flow within a node passes none of its NICs
+            if flow.source == flow.target:
+                continue
+            for port in (Port(flow.source, Side.EGRESS), Port(flow.target, Side.INGRESS)):
+                if port in at:
+                    at[port].append((sent.state.rank[:-1], left))
+
+        def load(port: Port) -> PortLoad:
+            return PortLoad(self._ports.of(port), bands_of(at[port]))
+
+        return [
+            NodeLoad(node, load(Port(node, Side.EGRESS)), load(Port(node, Side.INGRESS))) for node in nodes
+        ]
 
     def _place(self, sent: Sent) -> None:
         """Asks the policy again, and has the network follow."""

@@ -13,7 +13,7 @@ Deviation: a chunk is any number of bytes, while a live one ends where a block e
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.sim.config import FlowSetup
@@ -25,6 +25,7 @@ from policies.flow.arbiter import Arbiter
 from policies.flow.base import Flow, FlowState, Stage
 from policies.flow.config import ArbiterConfig
 from policies.flow.registry import flow_policy
+from policies.state.views import NodeLoad
 
 
 class ByPermit:
@@ -74,6 +75,9 @@ class ByPermit:
     def ordered(self, batches: tuple[str, ...], pruned: tuple[str, ...]) -> None:
         self.stats.pruned.update(pruned)
         self._tell(ev.Ordered(batches, pruned))
+
+    def loads(self, nodes: Sequence[str]) -> list[NodeLoad]:
+        return [self._arbiter.load_of(node) for node in nodes]
 
     def _tell(self, event: ev.FlowEvent) -> None:
         """Has the arbiter hear of an event after a message's delay."""

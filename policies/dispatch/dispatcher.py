@@ -62,10 +62,10 @@ Most events change nothing for waiting requests, so each event wakes only the pa
     a starving entry left, or has
     missed its TTFT objective           -                                     the whole pool
 
-Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision, as does a
-prompt that has become cached. A tick tries again where only time has passed, or where a policy declined. One event
-scans at most `tick_entries` entries and sends or rescues at most `tick_admissions`. The next event of any kind resumes
-where this one stopped (`pool_scan`).
+Progress, forecasts, the network and its flows never make room, so they wake nothing; they count in the next decision,
+as does a prompt that has become cached. A tick tries again where only time has passed, or where a policy declined. An
+event scans at most `tick_entries` entries and sends or rescues at most `tick_admissions`. The next event of any kind
+resumes where this one stopped (`pool_scan`).
 
 A request at which a policy raises an unexpected exception is rejected with 500, because it would stop every request
 behind it, and all others are decided as if it were not there.
@@ -403,7 +403,7 @@ class Dispatcher:
 
     def _settle(self) -> None:
         """Settles what the policies read, what the decode policy is offered, and when entries starve."""
-        lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
+        lending = Needs.HITS | Needs.NETWORK | Needs.FLOWS if self.config.lend_prefixes else Needs.NONE
         self._needs = needs_of(self.prefill) | needs_of(self.decode) | self.admission.needs | lending
         self._needs |= self.fairness.needs
         self._overcommit = self.config.overcommit_for(self.decode)

@@ -25,11 +25,14 @@ from itertools import islice
 from typing import Any
 
 from policies.flow import events as ev
+from policies.flow.ahead import bands_of
 from policies.flow.alarms import Alarms
 from policies.flow.base import (
     BadEvent,
     DuplicateFlow,
     FlowPolicy,
+    Port,
+    Side,
     Stage,
     TooManyFlows,
     UnknownFlow,
@@ -41,6 +44,7 @@ from policies.flow.matching import count_passed, next_served
 from policies.flow.ports import Held, OpenPermit, PortState, PortTable
 from policies.flow.registry import flow_policy
 from policies.flow.view import FlowView, view_of
+from policies.state.views import NodeLoad, PortLoad
 
 DELAY_WEIGHT = 0.1
 """Weight of the latest chunk in the moving average of the messages' delay."""
@@ -129,6 +133,15 @@ class Arbiter:
     def flow_ids(self) -> list[str]:
         """Returns the ids of all flows that have not ended, by submission."""
         return list(self._flows)
+
+    def load_of(self, node: str) -> NodeLoad:
+        """Returns what is still to move at a node's two ports, in the policy's order."""
+        return NodeLoad(node, self._load(Port(node, Side.EGRESS)), self._load(Port(node, Side.INGRESS)))
+
+    def _load(self, name: Port) -> PortLoad:
+        port = self.ports.at(name)
+        flows = [state for pair in port.pairs.values() for state in pair.flows.values()]
+        return PortLoad(port.known(), bands_of((state.rank[:-1], _to_move(state)) for state in flows))
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -636,6 +649,15 @@ def _is_alone(state: Held) -> bool:
 
 def _is_alone_at(port: PortState, state: Held) -> bool:
     return port.waiting == 1 and port.posted == len(state.permits)
+
+
+def _to_move(state: Held) -> int:
+    """Returns the bytes of a flow that may still pass its ports: of one that is withdrawn only those on their way, and
+    of one between engines that stand still none, because others pass it.
+    """
+    if state.blocked:
+        return 0
+    return min(state.posted, state.left) if state.withdrawn else state.left
 
 
 def _check_in_flight(event: ev.Submitted) -> None:

@@ -299,12 +299,17 @@ class PortState:
         learned = self._sum_bytes / self._sum_shares
         return learned if self.nominal is None else min(learned, self.nominal)
 
+    def known(self) -> float | None:
+        """Returns the bandwidth in bytes/s that policies see; None while it is only assumed."""
+        known = self.nominal is not None or len(self._samples) >= LEAST_CHUNKS
+        return self.published if known else None
+
     def certain(self) -> float:
         """Returns the bandwidth in bytes/s by which chunks are late: the one that policies see, but
         `SLOWEST_BYTES_PER_S` at most while that is only assumed.
         """
-        known = self.nominal is not None or len(self._samples) >= LEAST_CHUNKS
-        return self.published if known else min(self.published, SLOWEST_BYTES_PER_S)
+        known = self.known()
+        return min(self.published, SLOWEST_BYTES_PER_S) if known is None else known
 
     def set_nominal(self, bytes_per_s: float) -> None:
         """Takes a nominal bandwidth over; what was learned stays, bounded by it."""

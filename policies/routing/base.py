@@ -46,6 +46,10 @@ class Needs(Flag):
     """
     CONTENTION = auto()
     """The policy reads `Oracle.contention`, which the router learns from the transfers that ingresses report."""
+    FLOWS = auto()
+    """The dispatcher lends prefixes, for which the router takes in what flow agents report of their ports
+    (`FlowsReported`); no policy declares it.
+    """
 
 
 class Overcommit(StrEnum):

@@ -15,7 +15,7 @@ from policies.record import record
 from policies.request.ended import RequestEnd
 from policies.request.stage import Outcome, Task
 from policies.state.standby import Standby
-from policies.state.views import Health, Request, RequestId, Role, WorkerId
+from policies.state.views import Health, NodeLoad, Request, RequestId, Role, WorkerId
 
 AdoptedStage = Literal["prefilling", "pooled", "transferring", "decoding"]
 
@@ -295,6 +295,17 @@ class StandbyChanged:
 
 
 @record
+class FlowsReported:
+    """The flow agent of a node tells what is still to move at the node's ports, in the order of its flow policy
+    `policy`. The report replaces that node's report before it.
+    """
+
+    now_s: float
+    policy: PolicyChoice
+    load: NodeLoad
+
+
+@record
 class Tick:
     """Time has passed; the dispatcher checks leases and deadlines."""
 
@@ -323,6 +334,7 @@ Event = (
     | Closed
     | PoliciesChanged
     | StandbyChanged
+    | FlowsReported
     | Tick
 )
 

@@ -52,6 +52,8 @@ class Ledger:
     pool: Pool = field(default_factory=Pool)
     last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     oracle: Oracle | None = None
+    flow_reports: dict[str, ev.FlowsReported] = field(default_factory=dict)
+    """The latest reports of flow agents, by node; old ones are dropped when another one comes."""
     prefix: dict[str, PrefixIndex] = field(default_factory=dict)
     """Prefix indexes by engine group."""
     index_memory: IndexMemory = field(default_factory=IndexMemory)

@@ -111,6 +111,11 @@ class ClusterState:
         load = self._ledger.loads.get(worker)
         return None if load is None or load.status is None else load.status.now_s
 
+    def flow_report(self, node: str, now_s: float) -> ev.FlowsReported | None:
+        """Returns the latest report of a node's flow agent; None where there is none, or none that is fresh."""
+        report = self._ledger.flow_reports.get(node)
+        return None if report is None or now_s - report.now_s > worker_events.FLOWS_STALE_S else report
+
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
         """Returns the first `most` pool entries (None: all) behind the key `after` (None: from the front), in the order
         in which they should be served.

@@ -268,6 +268,35 @@ class Worker:
         return min(1.0, self.kv_tokens_in_use / self.kv_capacity_tokens)
 
 
+class PortBand(NamedTuple):
+    """Flows of KV that stand next to one another in the order in which a flow agent serves a port: their priority
+    `level` (1 is the highest), the `key` of the last of them within it, the number of `flows`, and the bytes of theirs
+    that have not arrived, `size` (`policies.flow.ahead`).
+    """
+
+    level: int
+    key: tuple[float, ...]
+    flows: int
+    size: int
+
+
+class PortLoad(NamedTuple):
+    """The flows that move through one direction of a node's link, or wait for it: `bands` in the order in which they
+    are served, and the bandwidth that the port gives them (None: nobody knows it yet).
+    """
+
+    bytes_per_s: float | None
+    bands: tuple[PortBand, ...] = ()
+
+
+class NodeLoad(NamedTuple):
+    """The loads of a node's two ports, as its flow agent knows them."""
+
+    node: str
+    egress: PortLoad
+    ingress: PortLoad
+
+
 class PrefixHits(Protocol):
     """A source of prefix cache hits: which workers hold the head of a request's prompt in their KV cache.
 

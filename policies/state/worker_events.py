@@ -18,6 +18,10 @@ from policies.state.views import Indicators, Queues, WorkerId
 # ASSUMPTION: FlowKV names a sliding window, but not its length; 2 s hold 20 reports, one every 0.1 s
 INDICATOR_WINDOW_S = 2.0
 
+# ASSUMPTION: three reports of an agent (`AgentConfig.report_s`), the time after which a silent peer is lost, too
+FLOWS_STALE_S = 3.0
+"""Age from which the report of a node's flow agent says nothing any more."""
+
 
 def _engine_up(ledger: Ledger, event: ev.EngineUp) -> None:
     load = ledger.loads.get(event.worker)
@@ -113,6 +117,13 @@ def _oracle_refreshed(ledger: Ledger, event: ev.OracleRefreshed) -> None:
     ledger.oracle = event.oracle
 
 
+def _flows_reported(ledger: Ledger, event: ev.FlowsReported) -> None:
+    reports = ledger.flow_reports
+    for node in [node for node, report in reports.items() if event.now_s - report.now_s > FLOWS_STALE_S]:
+        del reports[node]
+    reports[event.load.node] = event
+
+
 HANDLERS: Handlers = {
     ev.EngineUp: _engine_up,
     ev.EngineDown: _engine_down,
@@ -120,4 +131,5 @@ HANDLERS: Handlers = {
     ev.KvBatch: _kv_batch,
     ev.KvSnapshot: _kv_snapshot,
     ev.OracleRefreshed: _oracle_refreshed,
+    ev.FlowsReported: _flows_reported,
 }

@@ -74,6 +74,8 @@ def drawn(rng: Random, kind: inspect.Type, depth: int = 0) -> Any:
             ]
         case inspect.TupleType(item_types=items):
             return [drawn(rng, item, depth + 1) for item in items]
+        case inspect.NamedTupleType(fields=fields):
+            return [drawn(rng, field.type, depth + 1) for field in fields]
         case inspect.DictType(key_type=key, value_type=value):
             return {
                 _name(drawn(rng, key, depth + 1)): drawn(rng, value, depth + 1)

@@ -66,6 +66,7 @@ from actors.wire.messages.engines import (
     Status,
 )
 from actors.wire.messages.flows import (
+    MOST_NODES,
     AdvanceFlow,
     BatchArrived,
     BatchLeft,
@@ -237,6 +238,7 @@ Message = (
 __all__ = [
     "KV_EVENTS",
     "MAX_COUNT",
+    "MOST_NODES",
     "PROTOCOL_VERSION",
     "Admin",
     "AdminAnswer",

@@ -11,6 +11,7 @@ import msgspec
 
 from actors.wire.messages.base import Part, Wire
 from policies.flow.base import Flow
+from policies.state.views import NodeLoad
 
 UnscheduledReason = Literal["no_agent", "agent_lost", "silent", "bound", "refused"]
 """Why a worker posts a read without a permit: it has no connection to an agent; it lost the connection while the read
@@ -160,9 +161,13 @@ class FlowRecord(Part, frozen=True):
     unscheduled: str = ""
 
 
+MOST_NODES = 64
+"""Most nodes of one agent of whose ports its report tells. ASSUMPTION: an agent has one node, and a test a few more."""
+
+
 class FlowReport(Wire, frozen=True):
     """Agent -> router, once a second: the agent's policy with all its parameters (`params`, a JSON object), its totals
-    and gauges, and the transfers ended since the last report.
+    and gauges, the transfers ended since the last report, and what is still to move at the ports of its nodes.
     """
 
     node: str
@@ -171,6 +176,7 @@ class FlowReport(Wire, frozen=True):
     gauges: dict[str, float]
     ended: tuple[FlowRecord, ...] = ()
     params: bytes = b"{}"
+    loads: tuple[NodeLoad, ...] = ()
 
 
 class FlowAgentStatus(Part, frozen=True):

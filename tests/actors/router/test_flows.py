@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,14 +10,19 @@ import pytest
 
 from actors.flow.agent import FlowAgent
 from actors.flow.config import AgentConfig
+from actors.router.clock import clock_s
 from actors.router.flows import FlowAgents
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import FlowReport
 from actors.wire.sockets import connect
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.flow.base import Flow, Stage
 from policies.flow.mfs import SWEPT
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.state.events import PolicyChoice
+from policies.state.views import NodeLoad, PortBand, PortLoad
 from tests.actors.router.test_admin import ask, route
 from tests.actors.router.test_server import Peer, serving, until
 
@@ -185,3 +191,92 @@ def test_an_agent_whose_parameters_do_not_exist_is_refused(params: bytes) -> Non
     with pytest.raises(ValueError):
         agents.reported(None, FlowReport("n", "mfs", {}, {}, (), params))  # type: ignore[arg-type]
     assert len(agents) == 0
+
+
+# --------------------------------------------------------------------------------------------------- loads of ports
+
+
+@pytest.mark.parametrize(("lends", "known"), [(True, True), (False, False)])
+async def test_what_is_to_move_at_ports_reaches_the_reducer_where_prefixes_are_lent(
+    tmp_path: Path, lends: bool, known: bool
+) -> None:
+    policy = JoinShortestQueue()
+    dispatcher = Dispatcher(DispatchConfig(lend_prefixes=lends), policy, policy)
+    router = RouterServer(Identity("router", "r"), dispatcher)
+    await router.start([f"unix:{tmp_path}/r.sock"])
+
+    async def find() -> tuple[str, ...]:
+        return router.addresses
+
+    config = AgentConfig(params=dict(SWEPT), report_s=0.05)
+    agent = FlowAgent(Identity("agent", "x"), "z", {"a", "z"}, config, find)
+    await agent.start([f"unix:{tmp_path}/agent.sock"])
+    inbox: list[wire.Message] = []
+    channel = await connect(
+        agent.addresses, lambda: Channel(Identity("worker", "w"), lambda c, m: inbox.append(m))
+    )
+    channel.send(wire.JoinNode("z"))
+    flow = Flow(flow_id="f", request_id="r", batch="r", stage=Stage.REUSE, source="a", target="z", size=1000)
+    channel.send(wire.SubmitFlow(flow))
+    await until(lambda: inbox)
+
+    def size() -> int | None:
+        report = dispatcher.state.flow_report("z", clock_s())
+        return None if report is None else sum(band.size for band in report.load.ingress.bands)
+
+    if known:
+        await until(lambda: size() == 1000)
+        report = dispatcher.state.flow_report("z", clock_s())
+        assert report is not None
+        assert report.policy == PolicyChoice(
+            "mfs", {"levels": 2, "scale": 4.0, "base": 4.0, "infeasible_above": 1.0}
+        )
+        assert [(band.level, band.flows) for band in report.load.ingress.bands] == [(2, 1)]
+    channel.send(wire.ChunkDone("f", 1000, 0.25, True))
+    await until(lambda: router.status().totals.get("flow_ended") == 1)
+    await until(lambda: size() == (0 if known else None))
+    channel.close()
+    await agent.stop()
+    await router.stop()
+
+
+BAND = PortBand(2, (0.0, 1.0), 1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("port", "why"),
+    [
+        (PortLoad(math.nan, (BAND,)), "bytes/s"),
+        (PortLoad(0.0), "bytes/s"),
+        (PortLoad(-1.0), "bytes/s"),
+        (PortLoad(math.inf), "bytes/s"),
+        (PortLoad(1e9, (BAND._replace(size=-1000),)), "bytes must be"),
+        (PortLoad(1e9, (BAND, BAND._replace(size=0))), "bytes must be"),
+        (PortLoad(1e9, (BAND._replace(flows=0),)), "flows"),
+        (PortLoad(1e9, (BAND._replace(level=0),)), "level"),
+        (PortLoad(1e9, (BAND._replace(level=67),)), "level"),
+        (PortLoad(1e9, (BAND._replace(key=(0.0, math.nan)),)), "key"),
+        (PortLoad(1e9, (BAND,) * 67), "67 bands"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused_whichever_port_has_it(port: PortLoad, why: str) -> None:
+    agents = FlowAgents()
+    fine = NodeLoad("m", PortLoad(None), PortLoad(1e9, (BAND,)))
+    for load in (NodeLoad("n", port, PortLoad(None)), NodeLoad("n", PortLoad(None), port)):
+        with pytest.raises(ValueError, match=f"agent z reports a load of node n .*{why}"):
+            agents.reported(None, FlowReport("z", "mfs", {}, {}, loads=(fine, load)))  # type: ignore[arg-type]
+    assert len(agents) == 0
+
+
+def test_a_report_of_too_many_nodes_is_refused() -> None:
+    load = NodeLoad("n", PortLoad(None), PortLoad(None))
+    with pytest.raises(ValueError, match=f"at most {wire.MOST_NODES}"):
+        FlowAgents().reported(None, FlowReport("z", "mfs", {}, {}, loads=(load,) * (wire.MOST_NODES + 1)))  # type: ignore[arg-type]
+
+
+async def test_an_agent_that_reports_a_load_that_cannot_be_loses_its_connection(router: RouterServer) -> None:
+    channel = await connect(router.addresses, lambda: Channel(Identity("agent", "bad"), lambda c, m: None))
+    load = NodeLoad("n", PortLoad(1e9, (BAND._replace(size=-1),)), PortLoad(None))
+    channel.send(FlowReport("n", "mfs", {}, {}, loads=(load,)))
+    await asyncio.wait_for(channel.closed, 60)
+    await until(lambda: router.status().totals["protocol_errors"] == 1)

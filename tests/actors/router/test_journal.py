@@ -23,7 +23,7 @@ from policies.network.oracle import Oracle, PairEstimate
 from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.views import Request, Role
+from policies.state.views import NodeLoad, PortBand, PortLoad, Request, Role
 
 
 def made(folder: Path | None, **options: object) -> tuple[RouterJournal, Dispatcher]:
@@ -198,6 +198,7 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
 REQUEST = Request("r", 0.0, 10_240, 8, block_hashes=tuple(range(640)), block_tokens=16)
 RANKING = tuple(Ranked(f"w{i}", 0.0, {}) for i in range(100))
 PAIRS = {("p", f"n{i}"): PairEstimate(1e9, 0.0) for i in range(160)}
+BANDS = PortLoad(1e9, tuple(PortBand(1, (float(i),), 1, 1) for i in range(80)))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,7 @@ PAIRS = {("p", f"n{i}"): PairEstimate(1e9, 0.0) for i in range(160)}
         (ev.KvBatch(0.0, "w", "e", 0, (Cleared(), Removed(tuple(range(640))))), (), 21),
         (ev.OracleRefreshed(0.0, Oracle(pairs=PAIRS)), (), 21),
         (ev.OracleRefreshed(0.0, None), (), 1),
+        (ev.FlowsReported(0.0, ev.PolicyChoice("mfs"), NodeLoad("n", BANDS, BANDS)), (), 21),
         (
             ev.Tick(0.0),
             (RoutePrefill("r", Decision("w0", RANKING, Reason.LEAST_COST), False, False, 0.0),),

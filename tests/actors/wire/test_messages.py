@@ -11,6 +11,7 @@ from actors.wire import messages as wire
 from actors.wire.frames import DECODER, ENCODER
 from policies.request.ended import RequestEnd
 from policies.state.standby import Abilities
+from policies.state.views import NodeLoad, PortBand, PortLoad
 
 PARTS = {
     "FleetLoad",
@@ -69,6 +70,7 @@ def test_defaults_that_can_be_changed_are_not_shared() -> None:
 
 READ = wire.WeightsRead("disk", 5, 0.5, "p1", "it died")
 END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
+LOAD = NodeLoad("n", PortLoad(None), PortLoad(1e9, (PortBand(2, (0.0, 3.0, float("inf")), 2, 2**40),)))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ END = RequestEnd("finished", "interactive", 0.25, 0.02, 17)
         wire.Hello(wire.PROTOCOL_VERSION, "autoscaler", "a", b"n" * 16, 4),
         wire.RouteDecode("r-1", "d", None, None, 3),
         wire.FlowReport("n", "mfs", {}, {}, (), b'{"levels":2}'),
+        wire.FlowReport("n", "mfs", {}, {}, loads=(LOAD,)),
     ],
 )
 def test_a_message_with_newer_fields_comes_back_as_it_was(message: Any) -> None:
@@ -142,3 +145,33 @@ def test_an_order_without_a_duty_is_to_serve_for_good() -> None:
 def test_an_unknown_role_or_duty_is_refused_on_the_wire(wrong: list[Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         DECODER.decode(ENCODER.encode([wrong]))
+
+
+def test_the_loads_of_ports_are_arrays_that_come_back_as_records() -> None:
+    report = wire.FlowReport("n", "mfs", {}, {}, loads=(LOAD,))
+    raw = msgspec.msgpack.decode(msgspec.msgpack.encode(report))
+    inf = float("inf")
+    assert raw[-1] == [["n", [None, []], [1e9, [[2, [0.0, 3.0, inf], 2, 2**40]]]]]
+    (back,) = DECODER.decode(ENCODER.encode([report]))
+    assert isinstance(back, wire.FlowReport)
+    assert isinstance(back.loads[0].ingress.bands[0], PortBand)
+
+
+def test_a_report_without_loads_tells_of_no_port() -> None:
+    assert DECODER.decode(ENCODER.encode([["FlowReport", "n", "mfs", {}, {}]])) == [
+        wire.FlowReport("n", "mfs", {}, {})
+    ]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ["n", [None, []]],
+        ["n", [None, []], ["fast", []]],
+        ["n", [None, []], [1e9, [[1.5, [0.0], 1, 1]]]],
+        ["n", [None, []], [1e9, [[1, [0.0], 1]]]],
+    ],
+)
+def test_a_load_of_another_shape_is_refused_on_the_wire(load: list[Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        DECODER.decode(ENCODER.encode([["FlowReport", "n", "mfs", {}, {}, [], b"{}", [load]]]))

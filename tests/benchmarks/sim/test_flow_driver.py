@@ -18,7 +18,7 @@ from benchmarks.sim.permits import ByPermit
 from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.timing import TimingProfile
 from policies.flow.base import Flow, Port, Side, Stage
-from policies.state.views import Role
+from policies.state.views import NodeLoad, Role
 
 GB = 10**9
 ONE_SWITCH = Topology.build(
@@ -299,3 +299,37 @@ def test_a_prefill_by_groups_of_layers(
     assert found["reuse_stall_s"] == pytest.approx(stalled_s)
     assert found["flow_gbytes/reuse"] == pytest.approx(1.0)
     assert found["flow_gbytes/p2d"] == pytest.approx(2.0)
+
+
+# --------------------------------------------------------------------------------------------------- loads of ports
+
+
+@pytest.mark.parametrize("permits", [None, CHUNKS])
+def test_what_is_still_to_move_at_ports_is_known_by_level(permits: Permits | None) -> None:
+    """Reuse of 1 GB goes first for a second, KV without a deadline waits behind it. Half a second is over."""
+    sender = Sender("mfs", permits)
+    sender.send("reuse", Stage.REUSE, 1, 0, 1)
+    sender.send("kv", Stage.P2D, 10, 0, 2)
+    if permits is None:
+        sender.send("within", Stage.P2D, 5, 4, 4)
+    seen: list[NodeLoad] = []
+    sender.kernel.at(0.505, lambda: seen.extend(sender.driver.loads(["node0", "node1", "node4"])))
+    sender.kernel.at(11.5, lambda: seen.extend(sender.driver.loads(["node0"])))
+    sender.kernel.run()
+    sends, receives, apart, after = seen
+    assert [load.node for load in seen] == ["node0", "node1", "node4", "node0"]
+    assert [(band.level, band.flows) for band in sends.egress.bands] == [(2, 1), (8, 1)]
+    assert [band.size / GB for band in sends.egress.bands] == pytest.approx([0.495, 10.0], abs=0.02)
+    assert [band.size / GB for band in receives.ingress.bands] == pytest.approx([0.495], abs=0.02)
+    assert (sends.ingress.bands, receives.egress.bands, after.egress.bands) == ((), (), ())
+    # what moves within a node passes no NIC
+    assert apart.egress.bands == apart.ingress.bands == ()
+    # by permits it is learned from chunks
+    assert sends.egress.bytes_per_s == pytest.approx(1e9, rel=0.02)
+    assert apart.egress.bytes_per_s == (1e9 if permits is None else None)
+
+
+def test_other_tenants_traffic_drains_a_port_more_slowly() -> None:
+    sender = Sender("mfs", background=(Background("nic", Static(0.25)),))
+    (load,) = sender.driver.loads(["node0"])
+    assert (load.egress.bytes_per_s, load.ingress.bytes_per_s) == (0.75e9, 0.75e9)

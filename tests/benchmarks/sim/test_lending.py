@@ -6,10 +6,13 @@ from functools import partial
 import pytest
 
 from benchmarks.sim.cluster import Cluster, simulate
-from benchmarks.sim.config import EngineSpec, FlowSetup, LayerPlan
+from benchmarks.sim.config import EngineSpec, FlowSetup, LayerPlan, Permits
 from benchmarks.sim.network.clusters import netkv_cluster
 from benchmarks.sim.network.fabric import Fabric
+from policies.dispatch.actions import RoutePrefill
+from policies.flow.base import Flow
 from policies.flow.base import Stage as FlowStage
+from policies.journal.lines import parse_action
 from policies.journal.replay import replay
 from policies.request import events as life_events
 from policies.state.views import Role
@@ -154,6 +157,52 @@ def test_a_scheduled_prefix_is_a_flow_of_stage_1() -> None:
     stage = result.flows.stages[FlowStage.REUSE]
     assert (stage.flows, stage.bytes) == (1, 1_600_000)
     assert at_rest(cluster)
+
+
+@pytest.mark.parametrize("permits", [None, Permits()], ids=["ideal", "permits"])
+@pytest.mark.parametrize(("due_s", "loans"), [(100.0, 0), (None, 1)], ids=["more urgent", "less urgent"])
+def test_a_prefix_is_not_lent_where_urgent_bytes_go_before_it(
+    due_s: float | None, loans: int, permits: Permits | None
+) -> None:
+    """At 18 s KV begins to come to p-1's node for which one of its two NICs needs 40 s. With a deadline 100 s later it
+    is in P_1 of MFS, and d's prompt is computed; without one it waits behind any reuse, and d's prefix is lent.
+    """
+    topology = netkv_cluster(64)
+    nodes = tuple(topology.nodes)
+    placed = (
+        dataclasses.replace(PREFILL, nodes=nodes[:2]),
+        dataclasses.replace(DECODE, nodes=nodes[2:3]),
+    )
+    size = round(40 * topology.class_bytes_per_s["nic"])
+
+    def comes(cluster: Cluster) -> None:
+        assert cluster._flows is not None
+        flow = Flow(
+            flow_id="other",
+            request_id="other",
+            batch="other",
+            stage=FlowStage.P2D,
+            source=nodes[3],
+            target=nodes[1],
+            size=size,
+            due_s=due_s,
+        )
+        cluster._flows.driver.send(flow, lambda: None)
+
+    lines: list[str] = []
+    flows = FlowSetup(reuse=False, permits=permits)
+    setup = config(engines=placed, network=Fabric(topology), flows=flows)
+    _, d, result = run(setup, (18.0, comes), journal=lines.append)
+    assert (result.peaks["loans"], d.lent_tokens) == (loans, 1600 * loans)
+    steps = list(replay("".join(lines).splitlines()))
+    assert steps and all(step.equal for step in steps)
+    begin = '{"action":"RoutePrefill","attempt_id":"d",'
+    (line,) = [line for step in steps for line in step.recorded if line.startswith(begin)]
+    routed = parse_action(line)
+    assert isinstance(routed, RoutePrefill) and routed.prefix is not None
+    # 38 s by one NIC, or 19 s by both; with permits it is the one that has been learned
+    ahead_s = routed.prefix.terms["ahead_s"]
+    assert ahead_s > 15 if due_s else ahead_s == 0
 
 
 def test_engines_with_layers_lend_nothing() -> None:

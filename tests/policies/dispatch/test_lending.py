@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from policies.dispatch.actions import PrefixFetch, RoutePrefill
+from policies.dispatch.actions import PrefixFetch, RouteDecode, RoutePrefill
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import Stored
 from policies.flow.fetch_or_recompute import FetchReason
@@ -16,7 +16,7 @@ from policies.request.terms import Terms
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.views import Request, Role
+from policies.state.views import NodeLoad, PortBand, PortLoad, Request, Role
 
 TOKENS, BLOCK = 1600, 16
 HASHES = tuple(range(1000, 1000 + TOKENS // BLOCK))
@@ -71,6 +71,19 @@ class Cluster:
 
     def caches(self, worker: str, blocks: int) -> None:
         self.feed(ev.KvBatch(self.now_s, worker, "e", 0, (Stored(HASHES[:blocks], None),)))
+
+    def agent_reports(
+        self, *bands: PortBand, node: str = "n", policy: str = "mfs", bytes_per_s: float | None = 10e6
+    ) -> None:
+        """The flow agent of a node reports what is to move at its ingress; nothing is at its egress."""
+        load = NodeLoad(node, PortLoad(bytes_per_s), PortLoad(bytes_per_s, bands))
+        self.feed(ev.FlowsReported(self.now_s, ev.PolicyChoice(policy), load))
+
+    def passes(self, seconds: float) -> None:
+        """Lets time pass; all engines report."""
+        self.now_s += seconds
+        for name in ("p0", "p1", "d"):
+            self.report(name)
 
     def decides(self, avoid: tuple[str, ...] = (), slo_s: float | None = None) -> PrefixFetch | None:
         """The decision about the prefix for a prompt on p0, whose turn it is."""
@@ -166,10 +179,11 @@ def test_only_fresh_workers_of_the_same_group_lend() -> None:
     assert cluster.decides() is None
 
 
-def test_lending_needs_hits_and_the_network() -> None:
+def test_lending_needs_hits_the_network_and_what_flow_agents_report() -> None:
     policies = prefill_policy("round_robin"), decode_policy("round_robin")
     assert Dispatcher(DispatchConfig(), *policies).needs == Needs.NONE
-    assert Dispatcher(DispatchConfig(lend_prefixes=True), *policies).needs == Needs.HITS | Needs.NETWORK
+    lends = Dispatcher(DispatchConfig(lend_prefixes=True), *policies)
+    assert lends.needs == Needs.HITS | Needs.NETWORK | Needs.FLOWS
 
 
 def test_the_decision_is_in_the_journal_and_is_made_again_from_it() -> None:
@@ -181,3 +195,151 @@ def test_the_decision_is_in_the_journal_and_is_made_again_from_it() -> None:
     assert parse_action(action_line(replace(routed, prefix=None))) != routed
     steps = list(replay("\n".join(cluster.lines).splitlines()))
     assert len(steps) == cluster.n and all(step.equal for step in steps)
+
+
+# ------------------------------------------------------------------------------------------ what goes first at ports
+
+# MFS's P_1 and P_3; a prefix read with no prompt before its own is in P_2. 20 MB take 2 s.
+URGENT = PortBand(1, (1.0, 5.0, 0.0), 2, 20_000_000)
+LATER = PortBand(3, (1.0, 900.0, 0.0), 2, 20_000_000)
+
+
+def decided(cluster: Cluster) -> PrefixFetch:
+    """The decision about the prefix, which p1 has cached."""
+    fetched = cluster.decides()
+    assert fetched is not None and fetched.lender == "p1"
+    return fetched
+
+
+@pytest.mark.parametrize(
+    ("bands", "reason", "ahead_s"),
+    [
+        ((), FetchReason.FASTER, 0.0),
+        # 0.288 s and 2 s are more than 1.6 s
+        ((URGENT,), FetchReason.SLOWER, 2.0),
+        ((LATER,), FetchReason.FASTER, 0.0),
+        ((URGENT, LATER), FetchReason.SLOWER, 2.0),
+    ],
+    ids=["nothing", "urgent", "later", "both"],
+)
+def test_a_loan_is_refused_for_what_goes_before_it_at_the_ingress_and_not_for_what_goes_after(
+    bands: tuple[PortBand, ...], reason: FetchReason, ahead_s: float
+) -> None:
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    cluster.agent_reports(*bands)
+    fetched = decided(cluster)
+    assert (fetched.reason, fetched.fetch) == (reason, reason is FetchReason.FASTER)
+    assert fetched.terms["ahead_s"] == pytest.approx(ahead_s)
+    assert fetched.fetch_s == pytest.approx(0.288 + ahead_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ahead_s"),
+    [
+        ("mfs", 2.0),
+        # the level is shared by two flows, and the read's 1.6 MB move in 0.16 s
+        ("fair", 0.32),
+        # explicit deadlines first
+        ("edf", 2.0),
+        # the band's flows have 5 bytes left, by its key
+        ("sjf", 2.0),
+    ],
+)
+def test_the_policy_of_the_agent_says_what_goes_first(policy: str, ahead_s: float) -> None:
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    cluster.agent_reports(PortBand(1, (5.0,), 2, 20_000_000), policy=policy)
+    assert decided(cluster).terms["ahead_s"] == pytest.approx(ahead_s)
+
+
+@pytest.mark.parametrize(("waiting", "ahead_s"), [(0, 0.0), (1, 2.0), (2, 2.0), (9, 2.0)])
+def test_the_level_of_a_read_falls_with_the_prompts_that_wait_before_its_own(
+    waiting: int, ahead_s: float
+) -> None:
+    """Two prompts are in work at each prefill worker. A read behind one is in P_3, after what was there before."""
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    for n in range(4):
+        cluster.arrives(Request(f"before{n}", cluster.now_s, 10, 1))
+    cluster.feed(ev.EngineStatus(cluster.now_s, "p0", 2, waiting, 0))
+    cluster.agent_reports(PortBand(3, (0.0, 1.0, 7.0), 1, 20_000_000))
+    assert decided(cluster).terms["ahead_s"] == pytest.approx(ahead_s)
+
+
+@pytest.mark.parametrize(("age_s", "ahead_s"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (2.5, 0.0)])
+def test_what_goes_first_has_left_in_part_since_the_report(age_s: float, ahead_s: float) -> None:
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    cluster.agent_reports(URGENT)
+    cluster.passes(age_s)
+    assert decided(cluster).terms["ahead_s"] == pytest.approx(ahead_s)
+
+
+def test_an_agent_that_is_silent_says_nothing() -> None:
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    before = decided(cluster)
+    other = Cluster()
+    other.caches("p1", 100)
+    other.agent_reports(URGENT)
+    # statuses stay fresh meanwhile
+    other.passes(2.0)
+    other.passes(2.0)
+    after = decided(other)
+    assert "ahead_s" not in after.terms
+    assert (after.fetch, after.terms) == (before.fetch, pytest.approx(before.terms))
+
+
+def test_ports_are_known_only_where_the_agents_of_both_nodes_report() -> None:
+    """The lender p1 is on a node of its own."""
+    for nodes, known in ((("n",), False), (("m",), False), (("n", "m"), True)):
+        cluster = Cluster()
+        cluster.feed(ev.EngineUp(cluster.now_s, "p1", Role.PREFILL, "g", "m", 8, 100_000))
+        cluster.report("p1")
+        cluster.caches("p1", 100)
+        for node in nodes:
+            # what comes into the lender's node is in nobody's way
+            cluster.agent_reports(*((URGENT,) if node == "m" else ()), node=node)
+        fetched = decided(cluster)
+        assert fetched.fetch
+        assert fetched.terms.get("ahead_s") == (0.0 if known else None)
+
+
+def test_a_port_that_nobody_has_measured_is_as_fast_as_the_path() -> None:
+    cluster = Cluster(bytes_per_s=20e6)
+    cluster.caches("p1", 100)
+    cluster.agent_reports(URGENT, bytes_per_s=None)
+    assert decided(cluster).terms["ahead_s"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("reports", "move_s"), [(False, 0.32), (True, 0.16)])
+def test_own_transfers_share_the_path_unless_agents_say_which_of_them_go_first(
+    reports: bool, move_s: float
+) -> None:
+    """p1 sends a prompt's KV to d."""
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    for n in range(2):
+        routed = cluster.arrives(Request(f"moves{n}", cluster.now_s, 2000, 9))
+        cluster.passes(2.128)
+        done = ev.PrefillDone(
+            cluster.now_s, routed.attempt_id, cluster.now_s + 30, 2000 * KV_BYTES_PER_TOKEN, 0
+        )
+        (sent,) = cluster.feed(done)
+        assert isinstance(sent, RouteDecode)
+    if reports:
+        cluster.agent_reports(LATER)
+    assert decided(cluster).terms["move_s"] == pytest.approx(move_s)
+
+
+def test_a_decision_by_what_agents_report_is_made_again_from_the_journal() -> None:
+    cluster = Cluster()
+    cluster.caches("p1", 100)
+    cluster.agent_reports(URGENT, LATER)
+    cluster.passes(0.3)
+    assert decided(cluster).terms["ahead_s"] == pytest.approx(1.7)
+    lines = "\n".join(cluster.lines).splitlines()
+    steps = list(replay(lines))
+    assert len(steps) == cluster.n and all(step.equal for step in steps)
+    assert any('"event":"FlowsReported"' in line for line in lines)

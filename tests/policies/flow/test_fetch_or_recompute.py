@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.flow.base import BadEvent
-from policies.flow.fetch_or_recompute import FetchConfig, FetchReason, Prefix, choose
+from policies.flow.fetch_or_recompute import Ahead, FetchConfig, FetchReason, Prefix, choose
 from policies.routing.params import BadParameter
 
 HERE = Prefix(
@@ -46,6 +46,29 @@ def test_when_a_prefix_is_not_fetched(change: dict[str, Any], reason: FetchReaso
 
 
 @pytest.mark.parametrize(
+    ("ahead", "reason", "ahead_s", "patience_s"),
+    [
+        # nothing goes first: as above, and the term says so
+        ((Ahead(0.0, 5e7), Ahead(0.0, 5e7)), FetchReason.FASTER, 0.0, 1.0),
+        # both ports drain at once: 0.2 s at the lender's, 0.4 s at the reader's; 0.1 + 0.4 + 1 = 1.5 s
+        ((Ahead(1e7, 5e7), Ahead(2e7, 5e7)), FetchReason.FASTER, 0.4, 0.6),
+        # the slower port counts, not the one with more bytes: 0.1 + 1 + 1 = 2.1 s
+        ((Ahead(4e7, 1e8), Ahead(2e7, 2e7)), FetchReason.SLOWER, 1.0, 0.0),
+        # 0.1 + 0.5 + 1 = 1.6 s, which 25 % more make 2 s
+        ((Ahead(2.5e7, 5e7), Ahead(0.0, 5e7)), FetchReason.SLOWER, 0.5, 0.5),
+    ],
+)
+def test_what_goes_before_the_fetch_at_its_ports_delays_it(
+    ahead: tuple[Ahead, ...], reason: FetchReason, ahead_s: float, patience_s: float
+) -> None:
+    choice = choose(dataclasses.replace(HERE, ahead=ahead), FetchConfig())
+    assert choice.reason is reason
+    assert choice.fetch_s == pytest.approx(1.1 + ahead_s)
+    assert choice.terms == pytest.approx({"lend_s": 0.1, "ahead_s": ahead_s, "move_s": 1.0, "tokens": 2000.0})
+    assert choice.patience_s == pytest.approx(patience_s)
+
+
+@pytest.mark.parametrize(
     ("change", "patience_s"),
     [
         # recompute 2 s less 1 s of moving: a lease that stands later has made the fetch slower
@@ -76,6 +99,11 @@ def test_the_wait_for_a_loan_is_bounded_by_what_it_saves_and_by_the_objective(
         {"bytes_per_s": 0.0},
         {"bytes_per_s": math.inf},
         {"slack_s": math.nan},
+        {"ahead": (Ahead(math.nan, 1e7),)},
+        {"ahead": (Ahead(1e7, 1e7), Ahead(-1.0, 1e7))},
+        {"ahead": (Ahead(math.inf, 1e7),)},
+        {"ahead": (Ahead(1e7, 0.0),)},
+        {"ahead": (Ahead(1e7, math.nan),)},
     ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(change: dict[str, Any]) -> None:

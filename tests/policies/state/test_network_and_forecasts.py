@@ -12,8 +12,18 @@ from policies.network.oracle import Oracle
 from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
-from policies.state.views import Departure, Queues, Request, Role, Transfers, Worker
-from policies.state.worker_events import INDICATOR_WINDOW_S
+from policies.state.views import (
+    Departure,
+    NodeLoad,
+    PortBand,
+    PortLoad,
+    Queues,
+    Request,
+    Role,
+    Transfers,
+    Worker,
+)
+from policies.state.worker_events import FLOWS_STALE_S, INDICATOR_WINDOW_S
 
 P, D = "p0", "d0"
 
@@ -237,3 +247,22 @@ def test_whatever_happens_departures_stay_within_the_charges_and_nothing_is_left
             state.apply(ev.Closed(0.0, attempt_id, "cancelled"))
     for w in state.snapshot(0.0).workers.values():
         assert (w.departures, w.transfers, w.sending) == ((), (), 0)
+
+
+def flows_at(node: str, now_s: float, size: int = 1) -> ev.FlowsReported:
+    load = PortLoad(1e9, (PortBand(1, (0.0,), 1, size),))
+    return ev.FlowsReported(now_s, ev.PolicyChoice("mfs"), NodeLoad(node, load, load))
+
+
+def test_the_latest_report_of_a_flow_agent_is_known_as_long_as_it_is_fresh() -> None:
+    state = cluster()
+    assert state.flow_report("n", 0.0) is None
+    state.apply(flows_at("n", 1.0))
+    state.apply(flows_at("m", 1.5))
+    latest = flows_at("n", 2.0, 7)
+    state.apply(latest)
+    assert state.flow_report("n", 2.0 + FLOWS_STALE_S) == latest
+    assert state.flow_report("n", 2.1 + FLOWS_STALE_S) is None
+    # m is silent; it is forgotten when another agent reports
+    state.apply(flows_at("n", 2.0 + FLOWS_STALE_S))
+    assert state.flow_report("m", 1.5) is None
