@@ -12,6 +12,19 @@ STEP_S = 0.03
 """Seconds of one step of the sim decode engines; a stream of a minute has 2,000 tokens then."""
 
 WORDS = ("river", "stone", "cloud", "seven", "walks", "under", "mountain", "quietly", "orange", "letters")
+LONGEST_PROMPT, LONGEST_TAIL = 2_000, 200
+"""Most words of a prompt, and of what follows the head that it shares."""
+HEAD_WORDS = 1_500
+"""Words of a head that prompts share. ASSUMPTION: its prefill takes longer than an engine needs to begin to lend it."""
+HEAD_SHARE = 0.7
+"""Share of the prompts that begin with such a head, where prefixes are lent."""
+CHATS = 0.4
+"""Share of the prompts, or of their heads, that are chats."""
+HEADS, PROMPTS_A_HEAD = 4, 5
+"""Heads in use at a time, and the prompts that each is given to. ASSUMPTION: after these most prefill engines have it,
+so that nobody borrows it any more.
+"""
+
 MAX_TOKENS_OF_WHOLE = 600
 LONG_TOKENS = (1_000, 3_000)
 """Bounds of the tokens of a long stream, which lasts for 30 to 90 s: half of them for more than a minute."""
@@ -48,11 +61,43 @@ class Ask:
         return bool(self.body.get("stream"))
 
 
-def sim_ask(rng: random.Random, long_share: float = 0.12) -> Ask:
-    """Draws a request: mixed lengths, a share of streams of a minute or more, choices, stop strings, logprobs, chats,
-    prompts as text and as ids, whole answers and streams.
+@dataclass(slots=True)
+class Head:
+    """The beginning of some prompts, which are all chats or all none, because a chat begins with words of its own."""
+
+    text: str
+    chat: bool
+    left: int = PROMPTS_A_HEAD
+
+
+class Heads:
+    """Long heads that prompts share, by a seed. Each is given to a few prompts, and then another one takes its place:
+    one that came again and again would be cached by every engine, and nobody would borrow it.
     """
-    prompt = _prompt(rng)
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"heads {seed}")
+        self._heads = [self._new() for _ in range(HEADS)]
+
+    def draw(self, rng: random.Random) -> Head:
+        """Returns the head of the next prompt."""
+        place = rng.randrange(HEADS)
+        head = self._heads[place]
+        head.left -= 1
+        if not head.left:
+            self._heads[place] = self._new()
+        return head
+
+    def _new(self) -> Head:
+        return Head(_words(self._rng, HEAD_WORDS), self._rng.random() < CHATS)
+
+
+def sim_ask(rng: random.Random, long_share: float = 0.12, heads: Heads | None = None) -> Ask:
+    """Draws a request: mixed lengths, a share of streams of a minute or more, choices, stop strings, logprobs, chats,
+    prompts as text and as ids, whole answers and streams. With `heads` most prompts begin with one of them.
+    """
+    head = heads.draw(rng) if heads is not None and rng.random() < HEAD_SHARE else None
+    prompt = _prompt(rng, LONGEST_PROMPT) if head is None else f"{head.text} {_prompt(rng, LONGEST_TAIL)}"
     max_tokens, length = _max_tokens(rng, long_share)
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": rng.random() < 0.75}
     if max_tokens > MAX_TOKENS_OF_WHOLE:
@@ -70,7 +115,10 @@ def sim_ask(rng: random.Random, long_share: float = 0.12) -> Ask:
         words.append("stop")
         if rng.random() < 0.3:
             body["min_tokens"] = rng.randrange(1, max_tokens)
-    chat = rng.random() < 0.4
+    chat = rng.random() < CHATS
+    if head is not None:
+        chat = head.chat
+        words.append("head")
     if rng.random() < 0.15:
         body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
         words.append("logprobs")
@@ -147,8 +195,11 @@ def _where(said: str, want: str) -> str:
     return f"at character {at}: {said[at : at + 40]!r}, not {want[at : at + 40]!r} ({len(said)} and {len(want)} in all)"
 
 
-def _prompt(rng: random.Random) -> str:
-    count = int(8 * (2_000 / 8) ** rng.random())
+def _prompt(rng: random.Random, most: int) -> str:
+    return _words(rng, int(8 * (most / 8) ** rng.random()))
+
+
+def _words(rng: random.Random, count: int) -> str:
     return f"{rng.randrange(10**9)} " + " ".join(rng.choices(WORDS, k=count))
 
 

@@ -89,6 +89,19 @@ prefill engine's leases end at once, or its handles name the KV of other prompts
 chunks on their way, are among the other faults.
 """
 
+LENDING = (
+    Kind("kill", "lender", 3),
+    _stop("lender", 2),
+    Kind("expire", "lender", 2, 5.0, 5.0),
+    Kind("swap", "lender", 2, 5.0, 5.0),
+    Kind("kill", "borrower"),
+    Kind("cut", "borrower", 2, 5.0, 5.0),
+)
+"""The faults in the middle of a loan, beside the others, where prefixes are lent. A `lender` is an engine of any role
+that lends at the moment, and a `borrower` a prefill engine to which it does (`loans.at_loans`). While nothing is lent
+none of these faults is possible, so each keeps its turn until a loan is under way, while others go on.
+"""
+
 VLLM = (
     Kind("kill", "decode"),
     Kind("kill", "core", 2),
