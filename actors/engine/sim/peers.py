@@ -117,8 +117,8 @@ class Puller:
         self._send(peer, Pulled(handle.lease))
 
     def give_up(self, handle: SimHandle) -> None:
-        """Ends a granted read that broke down here: the prefill engine frees its copy, which it would keep for this engine
-        until their connection ends. Nothing happens if the connection is what broke.
+        """Ends a granted read that broke down here: the prefill engine frees its copy, which it would keep for this
+        engine until their connection ends. Nothing happens if the connection is what broke.
         """
         peer = self._peers.get(handle.engine_id)
         if peer is not None and handle.lease in peer.readers:
