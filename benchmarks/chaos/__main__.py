@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos.answers import Answer
-from benchmarks.chaos.asks import Ask, Heads, difference, sim_ask
+from benchmarks.chaos.asks import Ask, Talks, difference, sim_ask
 from benchmarks.chaos.clients import Judge
 from benchmarks.chaos.redis_ray import has_redis
 from benchmarks.chaos.report import draw, lines_of, page_of, slopes_of, table_of
@@ -101,7 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.scaling and (args.bare or args.flow or args.gcs or args.soak or args.engines != "sim"):
         parser.error("--scaling is for sim engines with Ray, without --flow, --gcs and --soak")
     if args.lend and not (args.bare and args.flow):
-        parser.error("--lend is for sim engines without Ray whose reads are scheduled: give --bare and --flow, too")
+        parser.error(
+            "--lend is for sim engines without Ray whose reads are scheduled: give --bare and --flow, too"
+        )
     if args.engines == "vllm" and (args.bare or args.soak):
         parser.error("--bare and --soak are for sim engines")
     if args.gcs and not has_redis():
@@ -244,9 +246,9 @@ async def _harm(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     judge: Judge = _judge
-    heads = Heads(seed) if setup.lends else None
+    talks = Talks(seed) if setup.lends else None
     make: Callable[[random.Random], Ask] = functools.partial(
-        sim_ask, long_share=setup.long_share, heads=heads
+        sim_ask, long_share=setup.long_share, talks=talks
     )
     if setup.engines == "vllm":
         references, fixed = References(), fixed_asks()

@@ -14,16 +14,16 @@ STEP_S = 0.03
 WORDS = ("river", "stone", "cloud", "seven", "walks", "under", "mountain", "quietly", "orange", "letters")
 LONGEST_PROMPT, LONGEST_TAIL = 2_000, 200
 """Most words of a prompt, and of what follows the head that it shares."""
-HEAD_WORDS = 1_500
-"""Words of a head that prompts share. ASSUMPTION: its prefill takes longer than an engine needs to begin to lend it."""
-HEAD_SHARE = 0.7
-"""Share of the prompts that begin with such a head, where prefixes are lent."""
-CHATS = 0.4
-"""Share of the prompts, or of their heads, that are chats."""
-HEADS, PROMPTS_A_HEAD = 4, 5
-"""Heads in use at a time, and the prompts that each is given to. ASSUMPTION: after these most prefill engines have it,
-so that nobody borrows it any more.
+TURN_WORDS = 1_000
+"""Words that each turn of a conversation adds. ASSUMPTION: to compute them takes longer than an engine needs to begin
+to lend them.
 """
+TALKS, TURNS = 4, 4
+"""Conversations at a time, and the turns of each. ASSUMPTION: the last one and its output fit into an engine."""
+TALK_SHARE = 0.8
+"""Share of the prompts that are a turn of a conversation, where prefixes are lent."""
+CHATS = 0.4
+"""Share of the prompts, or of the conversations, that are chats."""
 
 MAX_TOKENS_OF_WHOLE = 600
 LONG_TOKENS = (1_000, 3_000)
@@ -61,43 +61,47 @@ class Ask:
         return bool(self.body.get("stream"))
 
 
-@dataclass(slots=True)
-class Head:
-    """The beginning of some prompts, which are all chats or all none, because a chat begins with words of its own."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation: the head of its prompt, which begins with that of the turn before. All turns are
+    chats or none is, because a chat begins with words of its own.
+    """
 
-    text: str
+    head: str
     chat: bool
-    left: int = PROMPTS_A_HEAD
+    number: int = 1
 
 
-class Heads:
-    """Long heads that prompts share, by a seed. Each is given to a few prompts, and then another one takes its place:
-    one that came again and again would be cached by every engine, and nobody would borrow it.
+class Talks:
+    """Conversations that go on at the same time, by a seed. Each turn is a prompt of its own, and comes to any engine:
+    the one that computes it lacks the head as a rule, while another one has computed it but for the last words.
     """
 
     def __init__(self, seed: int) -> None:
-        self._rng = random.Random(f"heads {seed}")
-        self._heads = [self._new() for _ in range(HEADS)]
+        self._rng = random.Random(f"talks {seed}")
+        self._next = [self._first() for _ in range(TALKS)]
 
-    def draw(self, rng: random.Random) -> Head:
-        """Returns the head of the next prompt."""
-        place = rng.randrange(HEADS)
-        head = self._heads[place]
-        head.left -= 1
-        if not head.left:
-            self._heads[place] = self._new()
-        return head
+    def turn(self, rng: random.Random) -> Turn:
+        """Returns the next turn of one of the conversations. After its last turn another one takes its place."""
+        place = rng.randrange(TALKS)
+        turn = self._next[place]
+        if turn.number == TURNS:
+            self._next[place] = self._first()
+        else:
+            head = f"{turn.head} {_words(self._rng, TURN_WORDS)}"
+            self._next[place] = Turn(head, turn.chat, turn.number + 1)
+        return turn
 
-    def _new(self) -> Head:
-        return Head(_words(self._rng, HEAD_WORDS), self._rng.random() < CHATS)
+    def _first(self) -> Turn:
+        return Turn(_words(self._rng, TURN_WORDS), self._rng.random() < CHATS)
 
 
-def sim_ask(rng: random.Random, long_share: float = 0.12, heads: Heads | None = None) -> Ask:
+def sim_ask(rng: random.Random, long_share: float = 0.12, talks: Talks | None = None) -> Ask:
     """Draws a request: mixed lengths, a share of streams of a minute or more, choices, stop strings, logprobs, chats,
-    prompts as text and as ids, whole answers and streams. With `heads` most prompts begin with one of them.
+    prompts as text and as ids, whole answers and streams. With `talks` most prompts are their turns.
     """
-    head = heads.draw(rng) if heads is not None and rng.random() < HEAD_SHARE else None
-    prompt = _prompt(rng, LONGEST_PROMPT) if head is None else f"{head.text} {_prompt(rng, LONGEST_TAIL)}"
+    turn = talks.turn(rng) if talks is not None and rng.random() < TALK_SHARE else None
+    prompt = _prompt(rng, LONGEST_PROMPT) if turn is None else f"{turn.head} {_prompt(rng, LONGEST_TAIL)}"
     max_tokens, length = _max_tokens(rng, long_share)
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": rng.random() < 0.75}
     if max_tokens > MAX_TOKENS_OF_WHOLE:
@@ -116,9 +120,9 @@ def sim_ask(rng: random.Random, long_share: float = 0.12, heads: Heads | None = 
         if rng.random() < 0.3:
             body["min_tokens"] = rng.randrange(1, max_tokens)
     chat = rng.random() < CHATS
-    if head is not None:
-        chat = head.chat
-        words.append("head")
+    if turn is not None:
+        chat = turn.chat
+        words.append("turn")
     if rng.random() < 0.15:
         body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
         words.append("logprobs")

@@ -12,6 +12,9 @@ from benchmarks.chaos.schedule import ENGINES
 
 PARTS = ("lender", "borrower")
 
+AWAITED_S = 5.0
+"""Seconds for which a fault of a lender or a borrower waits, when its turn has come, until a loan is under way."""
+
 COUNTER = "sluice_prefix_loans_total"
 RESULTS = ("used", "recomputed", "failed", "dropped")
 """The values of the counter's label `result`: how a loan ended (`policies.request.stage.LoanEnd`)."""

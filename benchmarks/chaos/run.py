@@ -23,7 +23,7 @@ from benchmarks.chaos.asks import Ask, poison_ask
 from benchmarks.chaos.clients import Apart, Clients, Judge
 from benchmarks.chaos.harm import APART_AFTER_S, Harm, Harmer
 from benchmarks.chaos.http import connect
-from benchmarks.chaos.loans import PARTS, at_loans
+from benchmarks.chaos.loans import AWAITED_S, PARTS, at_loans
 from benchmarks.chaos.placement import gcs_of
 from benchmarks.chaos.processes import Member, Track, by_part, measure, members
 from benchmarks.chaos.scaling import DUTIES, STATES, Administrator, State
@@ -221,6 +221,8 @@ class Run:
         self.minutes = 0.0
         self._poisons = 0
         self._apart: list[Harm] = []
+        self._due_s: float | None = None
+        """The time at which the next fault might have begun; None: it may not yet."""
 
     async def go(self, minutes: float, make: Callable[[random.Random], Ask], stop: asyncio.Event) -> None:
         """Runs for `minutes`, or until `stop` is set, and then waits for rest."""
@@ -306,9 +308,13 @@ class Run:
             for part, found in well.items()
         }
         those |= at_loans(self.survey.watch.statuses(), those)
-        fault = self._schedule.next({part: len(found) for part, found in those.items()})
+        now_s = self.clients.clock.now_s
+        self._due_s = now_s if self._due_s is None else self._due_s
+        awaited = PARTS if now_s < self._due_s + AWAITED_S else ()
+        fault = self._schedule.next({part: len(found) for part, found in those.items()}, awaited)
         if fault is None:
             return
+        self._due_s = None
         part = fault.kind.part
         victim = fault.victim([m.name for m in those[part]])
         member = next(m for m in those[part] if m.name == victim)
@@ -318,7 +324,6 @@ class Run:
             chosen = fault.other([m.name for m in found])
             other = next(m for m in found if m.name == chosen)
             victim = f"{victim} / {other.name}"
-        now_s = self.clients.clock.now_s
         harm = Harm(fault, victim, now_s, now_s + fault.seconds)
         if part in PARTS:
             harm.hit, harm.outcome = member.part, f"{member.part} engine"

@@ -56,7 +56,7 @@ Engines = Literal["sim", "vllm"]
 class Setup:
     """An application and its load. `parts` are the processes of each part when all is well; if it is `scaled`, an
     administrator orders numbers of engines meanwhile, and `parts` has the fewest that serve.
-    If it `lends`, its engines borrow prefixes from one another, and clients send prompts that share their heads.
+    If it `lends`, its engines borrow prefixes from one another, and clients send prompts that continue those of others.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
     next one from beginning. The application is looked at every `survey_s`. The module `by` serves it: Sluice's own

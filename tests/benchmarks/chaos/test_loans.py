@@ -1,4 +1,4 @@
-"""Loans in a run: victims are engines that lend or borrow at the moment, prompts share heads, and loans are counted."""
+"""Loans in a run: victims are engines that lend or borrow at the moment, prompts continue others, loans are counted."""
 
 import random
 from collections import Counter
@@ -8,10 +8,10 @@ import pytest
 
 from app.ingress.metrics import INGRESS
 from benchmarks.chaos import asks
-from benchmarks.chaos.asks import HEAD_WORDS, HEADS, PROMPTS_A_HEAD, Heads, sim_ask
+from benchmarks.chaos.asks import TALKS, TURN_WORDS, TURNS, Talks, sim_ask
 from benchmarks.chaos.loans import COUNTER, PARTS, RESULTS, at_loans, ends_of
 from benchmarks.chaos.processes import Member
-from benchmarks.chaos.schedule import LENDING, Schedule
+from benchmarks.chaos.schedule import LENDING, Kind, Schedule
 from benchmarks.chaos.setups import sim_setup
 from benchmarks.chaos.watch import Watch
 from policies.request.stage import LoanEnd
@@ -68,6 +68,24 @@ def test_faults_of_a_loan_wait_until_one_is_under_way() -> None:
     assert drawn == {kind: kind.times for kind in LENDING}
 
 
+def test_the_turn_of_a_fault_of_a_loan_is_kept_while_it_is_awaited() -> None:
+    kinds = [*LENDING, Kind("kill", "router", 30)]
+    well = {"router": 1, "lender": 0, "borrower": 0}
+    for seed in range(20):
+        schedule = Schedule(kinds, seed, well)
+        drawn = []
+        while (fault := schedule.next(well, PARTS)) is not None:
+            drawn.append(fault.kind.part)
+        assert set(drawn) <= {"router"}
+        # it is the turn of one of these until a loan is under way, or until nobody waits any more
+        first = schedule.next(well | {"lender": 1, "borrower": 1}, PARTS)
+        assert first is not None and first.kind.part in PARTS
+        while schedule.next(well, PARTS) is not None:
+            pass
+        passed = schedule.next(well)
+        assert passed is not None and passed.kind.part == "router"
+
+
 def test_each_way_in_which_a_loan_ends_is_counted_once() -> None:
     assert set(RESULTS) == set(get_args(LoanEnd))
     assert COUNTER in {metric.name for metric in INGRESS if metric.labels == ("result",)}
@@ -98,22 +116,33 @@ def tokens_of(ask: asks.Ask) -> list[int]:
     return prompt if isinstance(prompt, list) else asks._codec.encode(prompt, True)
 
 
-def test_prompts_share_long_heads_a_few_times_each() -> None:
-    heads, rng = Heads(1), random.Random(2)
-    drawn = [sim_ask(rng, 0.0, heads) for _ in range(300)]
-    shared = [tuple(tokens_of(ask)[:HEAD_WORDS]) for ask in drawn if "head" in ask.form.split("+")]
-    assert len(shared) > 150
-    uses = Counter(shared)
-    assert max(uses.values()) == PROMPTS_A_HEAD
-    # those that are still in use have not been given to all their prompts
-    assert sum(number < PROMPTS_A_HEAD for number in uses.values()) <= HEADS
-    # what follows a head is a prompt's own
+def test_each_turn_of_a_conversation_begins_with_the_one_before() -> None:
+    talks, rng = Talks(1), random.Random(2)
+    open_talks: list[asks.Turn] = []
+    for _ in range(100):
+        turn = talks.turn(rng)
+        if turn.number > 1:
+            (before,) = [one for one in open_talks if turn.head.startswith(f"{one.head} ")]
+            assert (turn.number, turn.chat) == (before.number + 1, before.chat)
+            open_talks.remove(before)
+        assert len(turn.head.split()) >= turn.number * TURN_WORDS
+        if turn.number < TURNS:
+            open_talks.append(turn)
+        assert len(open_talks) <= TALKS
+
+
+def test_most_prompts_are_turns_and_all_are_different() -> None:
+    talks, rng = Talks(1), random.Random(2)
+    drawn = [sim_ask(rng, 0.0, talks) for _ in range(60)]
+    turns = [ask for ask in drawn if "turn" in ask.form.split("+")]
+    assert 30 < len(turns) < 60
+    assert all(len(tokens_of(ask)) > TURN_WORDS for ask in turns)
     assert len({tuple(tokens_of(ask)) for ask in drawn}) == len(drawn)
 
 
-def test_a_seed_decides_the_heads() -> None:
-    def texts(seed: int) -> list[str]:
-        heads, rng = Heads(seed), random.Random(3)
-        return [heads.draw(rng).text for _ in range(40)]
+def test_a_seed_decides_the_conversations() -> None:
+    def heads(seed: int) -> list[str]:
+        talks, rng = Talks(seed), random.Random(3)
+        return [talks.turn(rng).head for _ in range(40)]
 
-    assert texts(1) == texts(1) != texts(2)
+    assert heads(1) == heads(1) != heads(2)
