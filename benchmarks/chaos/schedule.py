@@ -92,14 +92,15 @@ chunks on their way, are among the other faults.
 LENDING = (
     Kind("kill", "lender", 3),
     _stop("lender", 2),
-    Kind("expire", "lender", 2, 5.0, 5.0),
-    Kind("swap", "lender", 2, 5.0, 5.0),
+    Kind("expire", "lender", 2, 15.0, 15.0),
+    Kind("swap", "lender", 2, 15.0, 15.0),
     Kind("kill", "borrower"),
     Kind("cut", "borrower", 2, 5.0, 5.0),
 )
 """The faults in the middle of a loan, beside the others, where prefixes are lent. A `lender` is an engine of any role
 that lends at the moment, and a `borrower` a prefill engine to which it does (`loans.at_loans`). While nothing is lent
 none of these faults is possible: each is awaited for a while (`loans.AWAITED_S`), then others go before it.
+Leases that end and handles that are swapped last longer than at other engines, so that they meet loans.
 """
 
 VLLM = (

@@ -23,6 +23,11 @@ FLOW_BYTES_PER_S = 100e6
 part of a second, so that faults meet reads that are held.
 """
 
+LOAN_BYTES_PER_S = 60e6
+"""Bandwidth of an engine's link to prefill engines, by which prefixes are lent. ASSUMPTION: one turn of a conversation
+then takes nearly half a second, so that faults meet loans.
+"""
+
 LENDING_FASTER = 4.0
 """Factor by which decode engines read faster where prefixes are lent. Most prompts are about this much longer there,
 and their reads leave no permits to the loans otherwise.
@@ -30,8 +35,7 @@ and their reads leave no permits to the loans otherwise.
 
 NETWORK = "tiers:\n  3: {bandwidth_bytes_per_s: 1.0e+10}\n"
 """The network file of an application that lends prefixes; without one nothing is lent. It promises far more than the
-links of the engines have (`FLOW_BYTES_PER_S`), so that a loan seems worth its while whatever else is moving, and then
-takes a good part of a second.
+links of the engines have (`LOAN_BYTES_PER_S`), so that a loan seems worth its while whatever else is moving.
 """
 
 SOAK_KV_BLOCKS = 4096
@@ -126,7 +130,7 @@ def sim_setup(
     options: dict[str, Any] = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
     if soak:
         options["kv_blocks"] = SOAK_KV_BLOCKS
-    lent = {"prefill-*": _link(FLOW_BYTES_PER_S)} if lend else {}
+    lent = {"prefill-*": _link(LOAN_BYTES_PER_S)} if lend else {}
     read = {"decode-*": _link(FLOW_BYTES_PER_S * (LENDING_FASTER if lend else 1.0))} if flow else {}
     args: dict[str, Any] = {
         "model": {"path": "sim", "name": "sim"},
