@@ -208,6 +208,9 @@ def _chaos(whole: Any) -> Iterator[Row]:
         yield Row("orders of an administrator", None, orders["number"])
         yield Row("orders reached before the next one", None, orders["reached"])
         yield Row("longest time to an order's acknowledgement", None, orders["acknowledged_longest_s"], "s")
+    if total["loans"] is not None:
+        for result, number in total["loans"].items():
+            yield Row(f"loans of prefixes {result}", None, number)
     if total["counters"] is not None:
         for name, word in (("migrations", "migration"), ("retries", "retries")):
             yield Row(name, None, sum(count for key, count in total["counters"].items() if word in key))
@@ -553,6 +556,12 @@ OTHERS: dict[str, Other] = {
     "chaos/sim-bare-flow.json": Other(
         "Faults under load, sim engines without Ray, reads by permit",
         "python -m benchmarks.chaos --bare --flow",
+        _chaos,
+        drawn=True,
+    ),
+    "chaos/sim-bare-flow-lend.json": Other(
+        "Faults under load, sim engines without Ray that lend prefixes, reads by permit",
+        "python -m benchmarks.chaos --bare --flow --lend",
         _chaos,
         drawn=True,
     ),

@@ -293,14 +293,25 @@ class StatusRequests(TypedDict):
     pool: int
 
 
+class StatusLoan(TypedDict):
+    """Two engines of which one lends the other prefixes now, for this number of prompts."""
+
+    lender: str
+    borrower: str
+    prompts: int
+
+
 class StatusReplica(TypedDict):
-    """The replica that answers: its open HTTP requests, and the number of its prompts in each stage."""
+    """The replica that answers: its open HTTP requests, the number of its prompts in each stage, and the loans of
+    prefixes for them that are under way.
+    """
 
     id: str
     pid: int
     metrics_port: int | None
     in_flight: int
     stages: dict[str, int]
+    loans: list[StatusLoan]
 
 
 class StatusSleep(TypedDict):

@@ -113,6 +113,14 @@ INGRESS: tuple[Metric, ...] = (
         "Questions to prefill engines for a longer lease on the KV of a request that waits for a decode engine.",
     ),
     counter(
+        "sluice_prefix_loans_total",
+        "loans",
+        "Loans of a prefix from one engine to another, by how they ended: `used`, `recomputed` (the prefix was lent, "
+        "and the prompt was computed without it), `failed` (the lender refused, went or took too long) or `dropped` "
+        "(the attempt ended before its prompt was computed).",
+        "result",
+    ),
+    counter(
         "sluice_fallback_decisions_total",
         "decisions",
         "Decisions that this replica made itself because no router decided, by task (prefill or decode).",
@@ -255,6 +263,7 @@ class IngressMetrics:
         self.migrations = self._counter("sluice_migrations_total")
         self.migration_stall = self._histogram("sluice_migration_stall_seconds")
         self.lease_renewals = self._counter("sluice_lease_renewals_total")
+        self.prefix_loans = self._counter("sluice_prefix_loans_total")
         self.fallbacks = self._counter("sluice_fallback_decisions_total")
         self.refused_events = self._counter("sluice_refused_events_total")
         self.protocol_errors = self._counter("sluice_protocol_errors_total")

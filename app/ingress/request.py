@@ -40,7 +40,7 @@ from policies.request import events as ev
 from policies.request.effects import Blame, Failure
 from policies.request.ended import RequestEnd, Tally
 from policies.request.life import Life
-from policies.request.stage import Outcome, Stage, Task
+from policies.request.stage import LoanEnd, Outcome, Stage, Task
 from policies.request.terms import Terms
 from policies.request.troubles import NOT_RESUMABLE, URGENCY, within_budget
 from predictors.text import digest, prompt_key, signals, template_key
@@ -418,6 +418,9 @@ class IngressRequest(Connected):
         params = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
         message = Prefill(self.attempt_id, head, params, left_s, self._priority(), lend.rank)
         return self._connections.send_work(lend.engine_id, self, message)
+
+    def loan_ended(self, how: LoanEnd) -> None:
+        self._connections.metrics.prefix_loans.labels(how).inc()
 
     def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:
         spec = self.spec

@@ -1,6 +1,7 @@
 """The answer to `/sluice/status`: the fleet as this replica and the router's last report know it."""
 
 import os
+from collections import Counter
 from typing import Any
 
 from app.fleet.status import quarantined_by_engine, shown_engine, shown_flow, shown_load, shown_sleep
@@ -26,8 +27,11 @@ def status_of(
     here_decides = connections.decides_here()
     standby = connections.standby()
     here = {stage.value: 0 for stage in Stage if stage is not Stage.DONE}
+    loans = Counter[tuple[str, str]]()
     for request in connections.live.values():
         here[request.stage.value] += 1
+        if request.lender is not None and request.route is not None:
+            loans[request.lender, request.route.engine_id] += 1
     return {
         "ready": not requests.draining and connections.ready() is None,
         "detail": connections.ready(),
@@ -55,5 +59,9 @@ def status_of(
             "metrics_port": metrics_port,
             "in_flight": len(requests),
             "stages": here,
+            "loans": [
+                {"lender": lender, "borrower": borrower, "prompts": prompts}
+                for (lender, borrower), prompts in sorted(loans.items())
+            ],
         },
     }

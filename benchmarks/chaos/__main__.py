@@ -5,6 +5,7 @@
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
+    python -m benchmarks.chaos --bare --flow --lend         engines lend prefixes, and are harmed while they do
     python -m benchmarks.chaos --flow --engines vllm       the same over NIXL
     python -m benchmarks.chaos --gcs                       also loses Ray's control process, whose state is in Redis
     python -m benchmarks.chaos --scaling                   with an autoscaler, while numbers of engines are ordered
@@ -35,7 +36,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos.answers import Answer
-from benchmarks.chaos.asks import Ask, difference, sim_ask
+from benchmarks.chaos.asks import Ask, Talks, difference, sim_ask
 from benchmarks.chaos.clients import Judge
 from benchmarks.chaos.redis_ray import has_redis
 from benchmarks.chaos.report import draw, lines_of, page_of, slopes_of, table_of
@@ -75,6 +76,11 @@ def main(argv: list[str] | None = None) -> int:
         help="reads of KV are scheduled, and there are faults of the agent",
     )
     parser.add_argument(
+        "--lend",
+        action="store_true",
+        help="with --bare and --flow: engines lend each other prefixes, and are harmed while they do",
+    )
+    parser.add_argument(
         "--gcs",
         action="store_true",
         help="sim engines on a Ray with Redis, whose control process is killed as well; "
@@ -94,6 +100,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--gcs is for sim engines with Ray")
     if args.scaling and (args.bare or args.flow or args.gcs or args.soak or args.engines != "sim"):
         parser.error("--scaling is for sim engines with Ray, without --flow, --gcs and --soak")
+    if args.lend and not (args.bare and args.flow):
+        parser.error(
+            "--lend is for sim engines without Ray whose reads are scheduled: give --bare and --flow, too"
+        )
     if args.engines == "vllm" and (args.bare or args.soak):
         parser.error("--bare and --soak are for sim engines")
     if args.gcs and not has_redis():
@@ -105,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             args.engines,
             *["bare"] * args.bare,
             *["flow"] * args.flow,
+            *["lend"] * args.lend,
             *["gcs"] * args.gcs,
             *["scaling"] * args.scaling,
             *["soak"] * args.soak,
@@ -235,7 +246,10 @@ async def _harm(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     judge: Judge = _judge
-    make: Callable[[random.Random], Ask] = functools.partial(sim_ask, long_share=setup.long_share)
+    talks = Talks(seed) if setup.lends else None
+    make: Callable[[random.Random], Ask] = functools.partial(
+        sim_ask, long_share=setup.long_share, talks=talks
+    )
     if setup.engines == "vllm":
         references, fixed = References(), fixed_asks()
         say(f"taking {len(fixed)} undisturbed answers")
@@ -264,6 +278,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             gcs=args.gcs,
             soak=args.soak,
             scaling=args.scaling,
+            lend=args.lend,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

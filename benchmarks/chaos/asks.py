@@ -12,6 +12,19 @@ STEP_S = 0.03
 """Seconds of one step of the sim decode engines; a stream of a minute has 2,000 tokens then."""
 
 WORDS = ("river", "stone", "cloud", "seven", "walks", "under", "mountain", "quietly", "orange", "letters")
+LONGEST_PROMPT, LONGEST_TAIL = 2_000, 200
+"""Most words of a prompt, and of what follows the head that it shares."""
+TURN_WORDS = 1_000
+"""Words that each turn of a conversation adds. ASSUMPTION: to compute them takes longer than an engine needs to begin
+to lend them.
+"""
+TALKS, TURNS = 4, 4
+"""Conversations at a time, and the turns of each. ASSUMPTION: the last one and its output fit into an engine."""
+TALK_SHARE = 0.8
+"""Share of the prompts that are a turn of a conversation, where prefixes are lent."""
+CHATS = 0.4
+"""Share of the prompts, or of the conversations, that are chats."""
+
 MAX_TOKENS_OF_WHOLE = 600
 LONG_TOKENS = (1_000, 3_000)
 """Bounds of the tokens of a long stream, which lasts for 30 to 90 s: half of them for more than a minute."""
@@ -48,11 +61,47 @@ class Ask:
         return bool(self.body.get("stream"))
 
 
-def sim_ask(rng: random.Random, long_share: float = 0.12) -> Ask:
-    """Draws a request: mixed lengths, a share of streams of a minute or more, choices, stop strings, logprobs, chats,
-    prompts as text and as ids, whole answers and streams.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation: the head of its prompt, which begins with that of the turn before. All turns are
+    chats or none is, because a chat begins with words of its own.
     """
-    prompt = _prompt(rng)
+
+    head: str
+    chat: bool
+    number: int = 1
+
+
+class Talks:
+    """Conversations that go on at the same time, by a seed. Each turn is a prompt of its own, and comes to any engine:
+    the one that computes it lacks the head as a rule, while another one has computed it but for the last words.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"talks {seed}")
+        self._next = [self._first() for _ in range(TALKS)]
+
+    def turn(self, rng: random.Random) -> Turn:
+        """Returns the next turn of one of the conversations. After its last turn another one takes its place."""
+        place = rng.randrange(TALKS)
+        turn = self._next[place]
+        if turn.number == TURNS:
+            self._next[place] = self._first()
+        else:
+            head = f"{turn.head} {_words(self._rng, TURN_WORDS)}"
+            self._next[place] = Turn(head, turn.chat, turn.number + 1)
+        return turn
+
+    def _first(self) -> Turn:
+        return Turn(_words(self._rng, TURN_WORDS), self._rng.random() < CHATS)
+
+
+def sim_ask(rng: random.Random, long_share: float = 0.12, talks: Talks | None = None) -> Ask:
+    """Draws a request: mixed lengths, a share of streams of a minute or more, choices, stop strings, logprobs, chats,
+    prompts as text and as ids, whole answers and streams. With `talks` most prompts are their turns.
+    """
+    turn = talks.turn(rng) if talks is not None and rng.random() < TALK_SHARE else None
+    prompt = _prompt(rng, LONGEST_PROMPT) if turn is None else f"{turn.head} {_prompt(rng, LONGEST_TAIL)}"
     max_tokens, length = _max_tokens(rng, long_share)
     body: dict[str, Any] = {"max_tokens": max_tokens, "stream": rng.random() < 0.75}
     if max_tokens > MAX_TOKENS_OF_WHOLE:
@@ -70,7 +119,10 @@ def sim_ask(rng: random.Random, long_share: float = 0.12) -> Ask:
         words.append("stop")
         if rng.random() < 0.3:
             body["min_tokens"] = rng.randrange(1, max_tokens)
-    chat = rng.random() < 0.4
+    chat = rng.random() < CHATS
+    if turn is not None:
+        chat = turn.chat
+        words.append("turn")
     if rng.random() < 0.15:
         body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
         words.append("logprobs")
@@ -147,8 +199,11 @@ def _where(said: str, want: str) -> str:
     return f"at character {at}: {said[at : at + 40]!r}, not {want[at : at + 40]!r} ({len(said)} and {len(want)} in all)"
 
 
-def _prompt(rng: random.Random) -> str:
-    count = int(8 * (2_000 / 8) ** rng.random())
+def _prompt(rng: random.Random, most: int) -> str:
+    return _words(rng, int(8 * (most / 8) ** rng.random()))
+
+
+def _words(rng: random.Random, count: int) -> str:
     return f"{rng.randrange(10**9)} " + " ".join(rng.choices(WORDS, k=count))
 
 

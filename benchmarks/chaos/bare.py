@@ -40,6 +40,7 @@ from actors.flow.directory import FixedDirectory
 from actors.options import from_options
 from actors.router.clock import clock_s
 from actors.router.journal import RouterJournal
+from actors.router.network.feed import RouterNetwork
 from actors.router.server import RouterServer
 from actors.telemetry.environment import decision_traces, traces_of_environment
 from actors.wire.channel import Identity
@@ -140,6 +141,7 @@ class Application:
             me,
             dispatcher,
             router.engine_grace_s,
+            network=RouterNetwork(router.network_config()),
             journal=journal,
             generation=self._generation,
             traces=decision_traces(me.id, clock_s),

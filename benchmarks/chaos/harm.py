@@ -26,7 +26,8 @@ class Harm:
 
     `service_s` is when the last request stopped waiting in vain, after the beginning; `whole_s` when the part that was
     harmed was whole again, and `over_s` when the fault itself was over; these are None until known. `bounded` says that
-    the next fault did not wait for this one.
+    the next fault did not wait for this one. `hit` is the part of the member that was harmed, where the kind leaves it
+    open.
     """
 
     fault: Fault
@@ -39,6 +40,12 @@ class Harm:
     over_s: float | None = None
     ports: set[int] = field(default_factory=set)
     outcome: str = ""
+    hit: str = ""
+
+    @property
+    def part(self) -> str:
+        """The part that was harmed: a lender is an engine of one role or another."""
+        return self.hit or self.fault.kind.part
 
 
 class Harmer:
@@ -151,7 +158,8 @@ class Harmer:
             "fail": Order(fail="kv_load" if fault.draw % 2 else "internal"),
             "stall": Order(stalled=True),
             "cut": Order(cut=True),
-            "expire": Order(expire=True),
+            # what is lent is read at once, so a lender loses what it lends from now on, too
+            "expire": Order(expire=True, lapse=fault.kind.part == "lender"),
             "swap": Order(swap=True),
         }
         assert member.engine_id is not None

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.loans import RESULTS
 from benchmarks.chaos.totals import MOST_FROZEN, added_up
 from benchmarks.plots import COLOURS, QUIET, figure, with_palette
 
@@ -27,6 +28,10 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
             f" {orders['acknowledged_longest_s']:g} s at most; reached before the next one {orders['reached']}, after"
             f" {orders['reached_longest_s']:g} s at most"
         )
+    loans = total["loans"]
+    if loans is not None:
+        ends = ", ".join(f"{result} {loans[result]}" for result in RESULTS)
+        lines.append(f"loans of prefixes {loans['begun']}: {ends}")
     counters: Mapping[str, int] | None = total["counters"]
     if counters is not None:
         migrated, retried = _counted(counters, "migration"), _counted(counters, "retries")

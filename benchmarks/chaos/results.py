@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
+from benchmarks.chaos.loans import ends_of
 from benchmarks.chaos.processes import Track, slope_per_hour
 from benchmarks.chaos.run import TWO_FAULTS, Run
 from benchmarks.chaos.scaling import row
@@ -62,6 +63,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
     orders = (
         {} if run.administrator is None else {"orders": [row(order) for order in run.administrator.orders]}
     )
+    loans = {"loans": ends_of(run.survey.watch.totals)} if setup.lends else {}
     return {
         "engines": setup.engines,
         "seed": seed,
@@ -91,6 +93,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
         "increases": dict(sorted(run.survey.watch.totals.items())),
         "leaks": run.leaks,
         **orders,
+        **loans,
         "details": [list(detail) for detail in tally.details],
         "frozen_s": round(run.clients.clock.frozen_s, 1),
         "frozen_share": round(run.clients.clock.frozen_share(), 4),
@@ -161,11 +164,14 @@ seen, once in 4,491 requests (`policies.request.troubles`). More say that engine
 
 def is_bad(result: Mapping[str, Any]) -> bool:
     """Returns whether a run failed, got a wrong text, or left something behind, or refused more requests than chance
-    explains because two faults had taken their engines.
+    explains because two faults had taken their engines. A run of engines that lend is bad if no loan was of use, since
+    it has tried nothing then.
     """
     met_two = sum(n for cause, n in result["apart"].items() if cause.startswith(TWO_FAULTS))
     too_many = met_two > max(1, MOST_MET_TWO * result["requests"])
-    return bool(result["failed"] or result["wrong"] or result["leaks"] or result["unended"] or too_many)
+    idle = "loans" in result and not result["loans"]["used"]
+    lost = result["failed"] or result["wrong"] or result["leaks"] or result["unended"]
+    return bool(lost or too_many or idle)
 
 
 class Kept:

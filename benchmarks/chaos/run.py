@@ -23,6 +23,7 @@ from benchmarks.chaos.asks import Ask, poison_ask
 from benchmarks.chaos.clients import Apart, Clients, Judge
 from benchmarks.chaos.harm import APART_AFTER_S, Harm, Harmer
 from benchmarks.chaos.http import connect
+from benchmarks.chaos.loans import AWAITED_S, PARTS, at_loans
 from benchmarks.chaos.placement import gcs_of
 from benchmarks.chaos.processes import Member, Track, by_part, measure, members
 from benchmarks.chaos.scaling import DUTIES, STATES, Administrator, State
@@ -83,7 +84,7 @@ def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) ->
     if any(h.fault.kind.action == "poison" and now_s - h.at_s < POISON_S for h in those):
         return "bystander of poison"
     met = Counter(
-        role_of(h.fault.kind.part)
+        role_of(h.part)
         for h in those
         if h.fault.kind.action in TAKING
         and h.at_s <= now_s
@@ -226,6 +227,8 @@ class Run:
         self.minutes = 0.0
         self._poisons = 0
         self._apart: list[Harm] = []
+        self._due_s: float | None = None
+        """The time at which the next fault might have begun; None: it may not yet."""
 
     async def go(self, minutes: float, make: Callable[[random.Random], Ask], stop: asyncio.Event) -> None:
         """Runs for `minutes`, or until `stop` is set, and then waits for rest."""
@@ -271,7 +274,7 @@ class Run:
             self.harms[-1].service_s = now_s - self.harms[-1].at_s
         for harm in self.harms:
             waits = harm.whole_s is None and harm.over_s is not None and now_s - harm.at_s > SETTLE_S
-            if waits and self.survey.is_whole(role_of(harm.fault.kind.part)):
+            if waits and self.survey.is_whole(role_of(harm.part)):
                 harm.whole_s = now_s - harm.at_s
         for harm in list(self._apart):
             if harm.over_s is not None and harm.whole_s is not None and now_s - harm.at_s > APART_AFTER_S:
@@ -310,9 +313,14 @@ class Run:
             part: [m for m in found if role_of(part) == part or m.engine_id in engines.get(role_of(part), ())]
             for part, found in well.items()
         }
-        fault = self._schedule.next({part: len(found) for part, found in those.items()})
+        those |= at_loans(self.survey.watch.statuses(), those)
+        now_s = self.clients.clock.now_s
+        self._due_s = now_s if self._due_s is None else self._due_s
+        awaited = PARTS if now_s < self._due_s + AWAITED_S else ()
+        fault = self._schedule.next({part: len(found) for part, found in those.items()}, awaited)
         if fault is None:
             return
+        self._due_s = None
         part = fault.kind.part
         victim = fault.victim([m.name for m in those[part]])
         member = next(m for m in those[part] if m.name == victim)
@@ -322,8 +330,9 @@ class Run:
             chosen = fault.other([m.name for m in found])
             other = next(m for m in found if m.name == chosen)
             victim = f"{victim} / {other.name}"
-        now_s = self.clients.clock.now_s
         harm = Harm(fault, victim, now_s, now_s + fault.seconds)
+        if part in PARTS:
+            harm.hit, harm.outcome = member.part, f"{member.part} engine"
         if part == "ingress" and fault.kind.action in ("kill", "stop"):
             # it takes no further connection while they are listed
             member.signal(signal.SIGSTOP)

@@ -7,7 +7,7 @@ and without such times N faults, where N is the length of a round, harm every pa
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 ENGINES = ("prefill", "decode")
@@ -89,6 +89,20 @@ prefill engine's leases end at once, or its handles name the KV of other prompts
 chunks on their way, are among the other faults.
 """
 
+LENDING = (
+    Kind("kill", "lender", 3),
+    _stop("lender", 2),
+    Kind("expire", "lender", 2, 15.0, 15.0),
+    Kind("swap", "lender", 2, 15.0, 15.0),
+    Kind("kill", "borrower"),
+    Kind("cut", "borrower", 2, 5.0, 5.0),
+)
+"""The faults in the middle of a loan, beside the others, where prefixes are lent. A `lender` is an engine of any role
+that lends at the moment, and a `borrower` a prefill engine to which it does (`loans.at_loans`). While nothing is lent
+none of these faults is possible: each is awaited for a while (`loans.AWAITED_S`), then others go before it.
+Leases that end and handles that are swapped last longer than at other engines, so that they meet loans.
+"""
+
 VLLM = (
     Kind("kill", "decode"),
     Kind("kill", "core", 2),
@@ -168,20 +182,20 @@ class Schedule:
         """The faults that are left, those that are owed the longest first."""
         self._length = sum(kind.times for kind in self._kinds)
 
-    def next(self, well: Mapping[str, int]) -> Fault | None:
+    def next(self, well: Mapping[str, int], awaited: Collection[str] = ()) -> Fault | None:
         """Returns the next fault that is possible; `well` counts the well members of each part. Returns None if none
-        is.
+        is, or if it is the turn of one whose part is `awaited`, because it comes and goes.
 
         An engine's role keeps one well member, and an ingress is stopped only where another one serves. Serve's
         controller is harmed only while nothing else is missing: it is what brings dead processes back.
         """
-        kind = self._first_possible(well)
+        kind = self._first_possible(well, awaited)
         if kind is None and len(self._round) < self._length:
             begun = [kind for kind in self._kinds for _ in range(kind.times)]
             self._rng.shuffle(begun)
             self._round += begun
-            kind = self._first_possible(well)
-        if kind is None:
+            kind = self._first_possible(well, awaited)
+        if kind is None or not self._possible(kind, well):
             return None
         self._round.remove(kind)
         seconds = 0.0
@@ -189,8 +203,10 @@ class Schedule:
             seconds = kind.least_s * (kind.most_s / kind.least_s) ** self._rng.random()
         return Fault(kind, seconds, self._rng.randrange(2**31))
 
-    def _first_possible(self, well: Mapping[str, int]) -> Kind | None:
-        return next((kind for kind in self._round if self._possible(kind, well)), None)
+    def _first_possible(self, well: Mapping[str, int], awaited: Collection[str]) -> Kind | None:
+        """Returns the first kind that is possible or awaited."""
+        found = (kind for kind in self._round if kind.part in awaited or self._possible(kind, well))
+        return next(found, None)
 
     def _possible(self, kind: Kind, well: Mapping[str, int]) -> bool:
         role = role_of(kind.part)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
 from benchmarks.chaos.scaling import DUTIES, GROUPS, LEAST, POLICY
-from benchmarks.chaos.schedule import BARE, FLOW, GCS, SCALING, SIM, VLLM, Kind, role_of
+from benchmarks.chaos.schedule import BARE, FLOW, GCS, LENDING, SCALING, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -21,6 +21,21 @@ meet one at each of its tries.
 FLOW_BYTES_PER_S = 100e6
 """Bandwidth of a prefill engine's link where reads are scheduled. ASSUMPTION: a read of a long prompt then takes a good
 part of a second, so that faults meet reads that are held.
+"""
+
+LOAN_BYTES_PER_S = 60e6
+"""Bandwidth of an engine's link to prefill engines, by which prefixes are lent. ASSUMPTION: one turn of a conversation
+then takes nearly half a second, so that faults meet loans.
+"""
+
+LENDING_FASTER = 4.0
+"""Factor by which decode engines read faster where prefixes are lent. Most prompts are about this much longer there,
+and their reads leave no permits to the loans otherwise.
+"""
+
+NETWORK = "tiers:\n  3: {bandwidth_bytes_per_s: 1.0e+10}\n"
+"""The network file of an application that lends prefixes; without one nothing is lent. It promises far more than the
+links of the engines have (`LOAN_BYTES_PER_S`), so that a loan seems worth its while whatever else is moving.
 """
 
 SOAK_KV_BLOCKS = 4096
@@ -45,6 +60,7 @@ Engines = Literal["sim", "vllm"]
 class Setup:
     """An application and its load. `parts` are the processes of each part when all is well; if it is `scaled`, an
     administrator orders numbers of engines meanwhile, and `parts` has the fewest that serve.
+    If it `lends`, its engines borrow prefixes from one another, and clients send prompts that continue those of others.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
     next one from beginning. The application is looked at every `survey_s`. The module `by` serves it: Sluice's own
@@ -62,12 +78,18 @@ class Setup:
     by: str = OWN
     survey_s: float = 0.3
     scaled: bool = False
+    lends: bool = False
 
     def command(self, folder: Path) -> Command:
         """Returns the command that serves the application, with its sockets and orders in `folder`."""
         wire, orders = folder / "chaos-wire", folder / "orders"
         orders.mkdir()
         args: dict[str, Any] = {**self.args, "wire": {"socket_dir": str(wire)}}
+        if self.lends:
+            network = folder / "network.yaml"
+            network.write_text(NETWORK)
+            # what is learnt of the links would contradict the file
+            args["router"] = {**args["router"], "network": {"file": str(network), "estimate": False}}
         if self.engines == "sim":
             args["engines"] = [
                 {**group, "options": {**group["options"], "faults": str(orders)}} for group in args["engines"]
@@ -93,6 +115,7 @@ def sim_setup(
     gcs: bool = False,
     soak: bool = False,
     scaling: bool = False,
+    lend: bool = False,
 ) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
 
@@ -101,12 +124,14 @@ def sim_setup(
     `bare` is without Ray, and with `gcs` the state of Ray's control process, which is harmed as well, is in Redis. For
     a `soak` their KV is small. With `scaling` an autoscaler has engines start, stop and change, as an administrator
     orders it (`scaling.py`), and each engine has a placement group.
+    With `lend`, which needs `bare` and `flow`, engines lend prefixes over links like those.
     """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options: dict[str, Any] = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
     if soak:
         options["kv_blocks"] = SOAK_KV_BLOCKS
-    links = {"decode-*": {"bandwidth_bytes_per_s": FLOW_BYTES_PER_S, "latency_s": 1e-3}} if flow else {}
+    lent = {"prefill-*": _link(LOAN_BYTES_PER_S)} if lend else {}
+    read = {"decode-*": _link(FLOW_BYTES_PER_S * (LENDING_FASTER if lend else 1.0))} if flow else {}
     args: dict[str, Any] = {
         "model": {"path": "sim", "name": "sim"},
         "flow": {"enabled": flow},
@@ -116,11 +141,17 @@ def sim_setup(
                 "role": "prefill",
                 "kind": "sim",
                 "replicas": 3,
-                "options": options | {"links": links},
+                "options": options | {"links": read | lent},
             },
-            {"name": "decode", "role": "decode", "kind": "sim", "replicas": 4, "options": options},
+            {
+                "name": "decode",
+                "role": "decode",
+                "kind": "sim",
+                "replicas": 4,
+                "options": options | {"links": lent},
+            },
         ],
-        "router": {"dispatch": {"lease_margin_s": 2.0}},
+        "router": {"dispatch": {"lease_margin_s": 2.0, "lend_prefixes": lend}},
         "ingress": {"replicas": ingresses, "options": PATIENCE},
     }
     parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses}
@@ -143,8 +174,16 @@ def sim_setup(
         parts |= {"gcs": 1}
     there = {*parts, *(DUTIES if scaling else ())}
     kinds = [k for k in (*SIM, *(BARE if bare else ()), *FLOW, GCS, *SCALING) if role_of(k.part) in there]
+    if lend:
+        kinds += LENDING
     by = "benchmarks.chaos.bare" if bare else "benchmarks.chaos.redis_ray" if gcs else OWN
-    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, by, scaled=scaling)
+    return Setup(
+        "sim", parts, kinds, clients, long_share, every_s, 90.0, args, by, scaled=scaling, lends=lend
+    )
+
+
+def _link(bytes_per_s: float) -> dict[str, float]:
+    return {"bandwidth_bytes_per_s": bytes_per_s, "latency_s": 1e-3}
 
 
 def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2, flow: bool = False) -> Setup:

@@ -44,6 +44,8 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # Runs of before counted the counters of a process again with each new connection to it, and do not have them.
     counted = all("increases" in run for run in runs)
     total["counters"] = dict(sum((Counter(run["increases"]) for run in runs), Counter())) if counted else None
+    lent = [run["loans"] for run in runs if "loans" in run]
+    total["loans"] = {name: sum(run[name] for run in lent) for name in lent[0]} if lent else None
     total["leaks"] = [{"seed": run["seed"], **run["leaks"]} for run in runs if run["leaks"]]
     rows = [
         (row, frozen_share(run) <= MOST_FROZEN and _is_alone(row, run["faults"]))

@@ -81,9 +81,10 @@ class Watch:
 
     async def _ask(self, pid: int, seen: Seen) -> None:
         try:
+            _, text = await get(seen.connection, "/metrics", TIMEOUT_S)
+            # last, because loans that it shows are over soon
             status, body = await get(seen.connection, "/sluice/status", TIMEOUT_S)
             seen.status, seen.answered = json.loads(body), status == 200
-            _, text = await get(seen.connection, "/metrics", TIMEOUT_S)
         except (OSError, TimeoutError):
             seen.answered = False
             return

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from policies.record import record
 from policies.request.events import Event, Lend, Output, PrefillDone, RouteDecode, RoutePrefill
-from policies.request.stage import Outcome, Task
+from policies.request.stage import LoanEnd, Outcome, Task
 
 
 @record
@@ -132,6 +132,10 @@ class Effects(ABC):
         """Asks an engine to hold a prefix of the prompt under a lease: it computes the prefix and one token more.
         Returns whether it is connected. It must be done within `left_s`.
         """
+
+    def loan_ended(self, how: LoanEnd) -> None:
+        """Notes how the loan of a prefix ended, once for each that `send_lend` has begun."""
+        return
 
     @abstractmethod
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:

@@ -310,6 +310,7 @@ class Life(Effects):
         # its failure may be on the way already, and blames nobody
         self.former_lender = lender
         self._let_go(lender, self.stop_work, gone)
+        self.loan_ended("failed")
         self._compute(self.route, now_s)
 
     def _only_lends(self, engine_id: str) -> bool:
@@ -325,11 +326,19 @@ class Life(Effects):
         lender, self.lender = self.lender, None
         self._let_go(lender, self.release_kv, gone)
 
+    def _has_prefix(self, done: ev.PrefillDone) -> bool:
+        """Whether a prefill found all of the lent prefix in its engine's cache."""
+        assert self.route is not None
+        assert self.route.lend is not None
+        return done.cached_tokens >= self.route.lend.tokens
+
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
         """Tell the router, which chooses a decode engine; a late answer of the lender changes nothing."""
         if event.engine_id not in ("", self.prefill_engine):
             return
         self._lending_ends()
+        if self.lent is not None:
+            self.loan_ended("used" if self._has_prefix(event) else "recomputed")
         self.times.pooled_s, self.times.renewed_s = now_s, None
         self.prefilled = event
         self.lease_until_s = now_s + event.lease_s
@@ -689,7 +698,12 @@ class Life(Effects):
         elif stage is _LENDING:
             lender, self.lender = self.lender, None
             self._let_go(lender, self.stop_work, gone)
+            # a loan that has failed has no lender any more
+            if lender is not None:
+                self.loan_ended("dropped")
         elif stage is _PREFILLING:
+            if self.lent is not None:
+                self.loan_ended("dropped")
             self._let_go(prefill or decode, self.stop_work, gone)
             self._lending_ends(gone)
         elif stage in (_TRANSFERRING, _DECODING):

@@ -9,6 +9,11 @@ Task = Literal["prefill", "decode"]
 Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
 """How an attempt ended."""
 
+LoanEnd = Literal["used", "recomputed", "failed", "dropped"]
+"""How the loan of a prefix ended: the prompt was computed with the prefix; it was lent, and the prompt was computed
+without it; the lender refused, went or took too long; the attempt ended before the prompt was computed.
+"""
+
 
 class Stage(StrEnum):
     """The stage of a request, which alone says what the request holds.

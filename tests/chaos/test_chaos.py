@@ -10,7 +10,7 @@ import pytest
 from benchmarks.chaos.__main__ import run_once
 from benchmarks.chaos.results import is_bad
 from benchmarks.chaos.scaling import DUTIES
-from benchmarks.chaos.schedule import BARE
+from benchmarks.chaos.schedule import BARE, LENDING
 from benchmarks.chaos.setups import Setup, sim_setup
 
 pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -68,3 +68,12 @@ def test_faults_of_flow_agents_lose_nothing(tmp_path: Path) -> None:
     kinds += [kind for kind in setup.kinds if kind.name in ("kill decode", "kill prefill")]
     result = run(dataclasses.replace(setup, kinds=kinds), tmp_path / "logs")
     assert any(name.endswith("agent") for _, name, *_ in result["faults"])
+
+
+@pytest.mark.nightly
+def test_lenders_and_borrowers_that_are_harmed_in_the_middle_of_a_loan_lose_nothing(tmp_path: Path) -> None:
+    setup = sim_setup(clients=12, every_s=2.0, bare=True, flow=True, lend=True, long_share=0.0)
+    result = run(dataclasses.replace(setup, kinds=LENDING), tmp_path / "logs")
+    assert any(name.endswith("lender") for _, name, *_ in result["faults"])
+    # some prefixes were lost with their lenders, and their prompts computed
+    assert result["loans"]["failed"] + result["loans"]["recomputed"] > 0

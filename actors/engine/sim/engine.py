@@ -528,6 +528,8 @@ class SimEngine:
                 compute_s, kv_bytes,
             )
         )  # fmt: skip
+        if self._faults is not None and self._faults.order.lapse:
+            self._leases.expire_all()
 
     def _free_lease(self, allocation: Allocation) -> None:
         self._pool.release(allocation)

@@ -32,9 +32,9 @@ POISON: dict[Task, tuple[int, ...]] = {
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault of an engine: new work fails at once with code `fail`, steps take `slow` times as long, or, if it is
     `stalled`, no step begins while all else goes on. While it is `cut` nothing passes between it and the engines whose
-    KV it reads. With `expire` its leases that nobody reads end at once, and with `swap` the handles of its new leases
-    are those of other prompts. With `hoard` the process holds all memory that it is allowed to have, so that whatever
-    it does next gets none; who orders it sets a limit first.
+    KV it reads. With `expire` its leases that nobody reads end at once, and with `lapse` so does each new one; with
+    `swap` the handles of its new leases are those of other prompts. With `hoard` the process holds all memory that it
+    is allowed to have, so that whatever it does next gets none; who orders it sets a limit first.
     """
 
     fail: Literal["internal", "kv_load"] | None = None
@@ -42,6 +42,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stalled: bool = False
     cut: bool = False
     expire: bool = False
+    lapse: bool = False
     swap: bool = False
     hoard: bool = False
 

@@ -79,8 +79,8 @@ class _Peer:
 
 
 class Puller:
-    """The decode side of all transfers of one engine. For each handle `pull` comes first and then `end`; `end` alone
-    frees the KV unread.
+    """The decode side of all transfers of one engine. For each handle `pull` comes first and then `end`, or `give_up`
+    where the read broke down; `end` alone frees the KV unread.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -115,6 +115,14 @@ class Puller:
         peer = self._peer(handle)
         self._forget(peer, handle.lease)
         self._send(peer, Pulled(handle.lease))
+
+    def give_up(self, handle: SimHandle) -> None:
+        """Ends a granted read that broke down here: the prefill engine frees its copy, which it would keep for this
+        engine until their connection ends. Nothing happens if the connection is what broke.
+        """
+        peer = self._peers.get(handle.engine_id)
+        if peer is not None and handle.lease in peer.readers:
+            self.end(handle)
 
     def cut(self, cut: bool) -> None:
         """Cuts the links to all prefill engines, or joins them again: the connections stay, and what is sent meanwhile

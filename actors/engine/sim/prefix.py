@@ -294,6 +294,7 @@ class PrefixReads:
         read.unscheduled |= finished.unscheduled is not None
         if reason is not None and not read.failed:
             # the flow broke down here, while the lender is well
+            self._puller.give_up(read.handle)
             self.failed(read, reason)
         elif not read.flows:
             if read.borrowed is None:

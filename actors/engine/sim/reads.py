@@ -209,6 +209,7 @@ class KvReads:
         del self._flow_of[task]
         if reason is not None:
             self.unscheduled += finished.unscheduled is not None
+            self._puller.give_up(cast(SimHandle, task.handle))
             self.failed(task, reason)
             return
         hold_s = self._config.hold_transfers_s

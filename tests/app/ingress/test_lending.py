@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from actors.router.network.feed import NetworkConfig, RouterNetwork
 from app.ingress.request import IngressRequest
 from app.ingress.tokenizer import WordCodec
 from policies.engine_model.blocks import block_hashes, salt_of
-from policies.request.stage import Stage
+from policies.request.stage import LoanEnd, Stage
 from policies.routing.registry import prefill_policy
 from tests.app.ingress.rig import VOCAB, Rig, rig, until
 from tests.app.ingress.test_with_sim import Sim
@@ -61,6 +61,17 @@ class Cluster:
         faults = self.engine(name)._faults
         assert faults is not None
         await until(lambda: faults.order == wanted, f"{name} obeys")
+
+    async def loans(self) -> list[dict[str, Any]]:
+        """The loans under way, as the status shows them."""
+        told = await self.made.client.get("/sluice/status")
+        return told.json()["replica"]["loans"]  # type: ignore[no-any-return]
+
+    def ended(self) -> dict[str, float]:
+        """The number of loans that have ended, by how they did."""
+        ends = get_args(LoanEnd)
+        found = {how: self.made.metric("sluice_prefix_loans_total", result=how) for how in ends}
+        return {how: number for how, number in found.items() if number}
 
     async def only(self) -> IngressRequest:
         """The only request, once it is there."""
@@ -122,6 +133,8 @@ async def test_the_head_is_lent_and_the_rest_computed(cluster: Cluster) -> None:
     assert (reader.transfers, reader.transfer_bytes) == (1, HEAD * 1000)
     assert reader.prefill_tokens - before["p1"] == 40
     assert cluster.engine("p0").metrics().prefill_tokens - before["p0"] == 1
+    assert cluster.ended() == {"used": 1}
+    assert await cluster.loans() == []
     # the same prompt, all of it in p1's cache or p0's, has the same answer
     assert (await cluster.ask(BORROWER))["choices"] == answer["choices"]
 
@@ -145,13 +158,18 @@ async def test_a_head_is_lent_only_to_prompts_with_its_salt(cluster: Cluster) ->
     assert cached(await cluster.ask(BORROWER, cache_salt="theirs")) == 0
 
 
-async def computed(cluster: Cluster, answer: dict[str, Any], request: IngressRequest | None) -> None:
-    """p1 has computed all of the prompt, in the first attempt, and the answer is that of an undisturbed one."""
+async def computed(
+    cluster: Cluster, answer: dict[str, Any], request: IngressRequest | None, loan: str = "failed"
+) -> None:
+    """p1 has computed all of the prompt, in the first attempt, and the answer is that of an undisturbed one. The loan
+    ended as `loan` says.
+    """
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert cluster.engine("p1").metrics().transfers == 0
     if request is not None:
         assert (request.attempts, request.retries, request.stage) == (0, 0, Stage.DONE)
     assert cluster.made.metric("sluice_retries_total", task="prefill", code="internal") == 0
+    assert cluster.ended() == {loan: 1}
 
 
 async def test_a_lender_that_refuses_costs_nothing_but_the_prefix(cluster: Cluster) -> None:
@@ -190,6 +208,16 @@ async def test_a_lender_that_dies_while_its_prefix_is_read_is_left_at_once(clust
     request = await cluster.only()
     reader = cluster.engine("p1")
     await until(lambda: len(reader._prefixes), "a read under way")
+    assert await cluster.loans() == [{"lender": "p0", "borrower": "p1", "prompts": 1}]
     await cluster.sims.pop("p0").stop()
-    await computed(cluster, await asked, request)
+    await computed(cluster, await asked, request, "recomputed")
     assert reader.metrics().transfer_failures == 1
+
+
+@pytest.mark.parametrize("order", [Order(lapse=True), Order(swap=True)], ids=["lost", "of another prompt"])
+async def test_a_prefix_that_cannot_be_read_is_computed(cluster: Cluster, order: Order) -> None:
+    await cluster.order("p0", order)
+    asked = asyncio.create_task(cluster.ask(BORROWER))
+    request = await cluster.only()
+    await computed(cluster, await asked, request, "recomputed")
+    await cluster.order("p0", None)

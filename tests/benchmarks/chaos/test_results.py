@@ -139,6 +139,18 @@ def test_a_bad_run_is_known(more: dict[str, Any]) -> None:
     assert not is_bad(result(1))
 
 
+def test_a_run_in_which_no_loan_was_of_use_is_bad_and_loans_add_up() -> None:
+    loans = {"begun": 5, "used": 3, "recomputed": 1, "failed": 1, "dropped": 0}
+    idle = {"begun": 2, "used": 0, "recomputed": 1, "failed": 1, "dropped": 0}
+    assert not is_bad(result(1, loans=loans))
+    assert is_bad(result(1, loans=idle))
+    total = added_up([result(1), result(2, loans=loans), result(3, loans=idle)])
+    assert total["loans"] == {"begun": 7, "used": 3, "recomputed": 2, "failed": 2, "dropped": 0}
+    assert "loans of prefixes 7: used 3, recomputed 2, failed 2, dropped 0" in lines_of(total)
+    assert added_up([result(1)])["loans"] is None
+    assert not any("loans" in line for line in lines_of(added_up([result(1)])))
+
+
 def test_the_slope_of_a_line_is_exact() -> None:
     assert slope_per_hour([(0.0, 100.0), (60.0, 101.0), (120.0, 102.0)]) == pytest.approx(60.0)
     assert slope_per_hour([(0.0, 100.0), (60.0, 101.0)]) is None

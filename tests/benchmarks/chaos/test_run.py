@@ -13,8 +13,9 @@ REFUSED = "500 request_kills_engines"
 SENT_S, FAILED_S = 100.0, 110.0
 
 
-def harm(action: str, part: str, at_s: float, seconds: float = 0.0) -> Harm:
-    return Harm(Fault(Kind(action, part), seconds, 0), f"{part} of {at_s:g} s", at_s, at_s + seconds)
+def harm(action: str, part: str, at_s: float, seconds: float = 0.0, hit: str = "") -> Harm:
+    fault = Fault(Kind(action, part), seconds, 0)
+    return Harm(fault, f"{part} of {at_s:g} s", at_s, at_s + seconds, hit=hit)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,12 @@ def harm(action: str, part: str, at_s: float, seconds: float = 0.0) -> Harm:
         ([harm("stop", "decode", 99.0, 60.0), harm("kill", "decode", 104.0)], None),
         ([harm("kill", "decode", 101.0), harm("kill", "decode", 111.0)], None),
         ([harm("memory", "prefill", 95.0, 20.0), harm("kill", "prefill", 104.0)], "bystander of two faults"),
+        # a lender is an engine of its role
+        (
+            [harm("kill", "lender", 101.0, hit="decode"), harm("kill", "decode", 104.0)],
+            "bystander of two faults",
+        ),
+        ([harm("kill", "lender", 101.0, hit="decode"), harm("kill", "prefill", 104.0)], None),
         ([harm("poison", "decode", 85.0)], "bystander of poison"),
         ([harm("poison", "decode", 75.0)], None),
     ],

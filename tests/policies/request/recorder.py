@@ -26,7 +26,7 @@ from policies.request.events import (
     Unknown,
 )
 from policies.request.life import Life, Limits
-from policies.request.stage import Outcome, Stage, Task
+from policies.request.stage import LoanEnd, Outcome, Stage, Task
 from policies.request.terms import Mode, Terms
 
 NOW_S = 100.0
@@ -36,7 +36,7 @@ class Recorder(Life):
     """A life that records each effect as (name, arguments ...) in `did`. Engines in `down` are not connected.
 
     `tokens` counts those of each choice; an Output belongs to `choice`, and `left` are the choices without their last
-    token. `others` are the lives into which it was split.
+    token. `others` are the lives into which it was split, and `loans` the ends of its loans.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Recorder(Life):
         self.live: set[str] = set()
         self.tied: set[str] = set()
         self.leaves_at_output = False
+        self.loans: list[LoanEnd] = []
 
     def of(self, *names: str) -> list[tuple[Any, ...]]:
         """Returns the recorded effects with one of these names, in order."""
@@ -129,6 +130,9 @@ class Recorder(Life):
 
     def send_lend(self, lend: Lend, left_s: float) -> bool:
         return self._sent(("send_lend", lend.engine_id, lend.tokens), lend.engine_id, left_s)
+
+    def loan_ended(self, how: LoanEnd) -> None:
+        self.loans.append(how)
 
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
         effect = ("send_prefill", route.engine_id)

@@ -247,6 +247,25 @@ async def test_leases_that_are_ended_in_the_middle_free_their_blocks_and_fail_th
         await d.rests()
 
 
+async def test_while_new_leases_lapse_none_can_be_read_and_all_blocks_are_free(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        p, d, engine = await pair(rig, tmp_path, "prefill")
+        await obeys(engine, tmp_path, Order(lapse=True))
+        for number, name in enumerate(("r", "s"), 1):
+            done = await p.prefilled(name, PROMPT)
+            await p.rests()
+            assert engine.metrics().leases_expired == number
+            d.client.decode(name, PROMPT, done.handle)
+            failed = await d.client.wait(name, Failed)
+            assert (failed.code, failed.retryable) == ("kv_load", True)
+        await obeys(engine, tmp_path, None)
+        done = await p.prefilled("t", PROMPT)
+        d.client.decode("t", PROMPT, done.handle)
+        assert await d.client.text("t")
+        await p.rests()
+        await d.rests()
+
+
 async def test_the_kv_of_another_prompt_is_refused(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         p, d, engine = await pair(rig, tmp_path, "prefill")

@@ -12,6 +12,7 @@ import pytest
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
+from actors.engine.sim.peers import Puller
 from actors.engine.sim.ranks import sim_engine
 from actors.flow import client
 from actors.flow.agent import FlowAgent
@@ -213,6 +214,23 @@ async def test_a_lender_that_dies_while_a_group_waits_costs_the_prefill_nothing_
     assert (metrics.transfers, metrics.transfer_failures) == (0, 1)
     p.client.release("r")
     await site.at_rest(p)
+
+
+@pytest.mark.parametrize("groups", [1, GROUPS])
+async def test_a_read_that_breaks_down_at_the_reader_leaves_nothing_at_its_lender(
+    patient: None, site: Site, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    def chunk(puller: Puller, *_: Any) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(Puller, "chunk", chunk)
+    await site.start_agent()
+    lender, p = await site.lender(), await site.prefill(layer_groups=groups)
+    await site.joined(2)
+    assert (await borrowed(lender, p)).cached_tokens == 0
+    assert p.engine.metrics().transfer_failures == 1
+    p.client.release("r")
+    await site.at_rest(lender, p)
 
 
 async def test_a_cancelled_prefill_keeps_its_blocks_until_what_is_on_its_way_has_arrived(
