@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.telemetry.facts import Answered, Attempt
-from actors.telemetry.spans import parts_of
+from actors.telemetry.parts import parts_of
 
 SHOWN = 50
 """Requests in each of the two lists."""

@@ -1,0 +1,9 @@
+"""What all parts of the configuration have in common."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Strict(BaseModel):
+    """A part of the configuration: unknown keys are refused, and it never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
