@@ -51,6 +51,19 @@ async def test_a_reader_whose_place_is_not_kept_gets_a_snapshot(ago: int) -> Non
     assert kinds(stream.next(feed.seq - ago)[1]) == [("snapshot", feed.seq)]
 
 
+async def test_deltas_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "KEEP_BYTES", 1000)
+    stream = Stream(lambda: {"seq": 9})
+    for seq in range(1, 10):
+        stream.add({"seq": seq, "text": "x" * 380})
+    # each has some 400 bytes
+    assert kinds(stream.next(7)[1]) == [("delta", 8), ("delta", 9)]
+    assert kinds(stream.next(6)[1]) == [("snapshot", 9)]
+    # one that is longer than all may be is kept: a reader that misses nothing else needs no snapshot
+    stream.add({"seq": 10, "text": "x" * 5000})
+    assert kinds(stream.next(9)[1]) == [("delta", 10)]
+
+
 async def test_a_snapshot_is_made_once_for_all_readers_of_a_second() -> None:
     feed, stream = running(3)
     assert stream.next(None)[1] == stream.next(None)[1]
