@@ -737,11 +737,11 @@ def test_the_details_of_an_engine_are_opened_and_closed_by_keys_and_the_focus_st
     opened = opening(serve())
     opened.go("engines")
     page = opened.page
-    lane = page.get_by_role("button", name="decode-2", exact=True)
+    lane = page.get_by_role("button", name="colocated-1", exact=True)
     lane.focus()
     top = page.locator(".lanes").evaluate("e => e.scrollTop")
     page.keyboard.press("Enter")
-    details = page.get_by_role("region", name="Details of decode-2")
+    details = page.get_by_role("region", name="Details of colocated-1")
     expect(details).to_be_visible()
     # a lane that is in sight stays where it is
     assert page.locator(".lanes").evaluate("e => e.scrollTop") == top
