@@ -1,4 +1,4 @@
-"""What all parts of the configuration have in common."""
+"""The base of all parts of the configuration."""
 
 from pydantic import BaseModel, ConfigDict
 

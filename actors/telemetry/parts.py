@@ -1,4 +1,4 @@
-"""The tasks of an attempt at engines, as its ingress knows them: of them traces make spans and the dashboard a waterfall.
+"""The tasks of an attempt at engines, as its ingress knows them: traces make spans of them, and the dashboard bars.
 
 Nothing of OpenTelemetry is loaded here.
 """

@@ -1,4 +1,7 @@
-"""What the dashboard keeps is bounded and small: 64 engines under load for longer than it remembers, and its imports."""
+"""All that the dashboard keeps is bounded and small, with 64 engines under load for longer than it remembers.
+
+Its imports are bounded, too.
+"""
 
 import gc
 import subprocess
