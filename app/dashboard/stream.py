@@ -44,6 +44,7 @@ class Stream:
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]]) -> None:
         self._snapshot = snapshot
+        # the number of each, and the whole event as it is sent
         self._deltas: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._encoded: tuple[int, bytes] | None = None
@@ -53,7 +54,7 @@ class Stream:
 
     def add(self, delta: dict[str, Any]) -> None:
         """Adds the delta of one second and wakes all readers."""
-        data = orjson.dumps(delta)
+        data = _event("delta", delta["seq"], orjson.dumps(delta))
         self._deltas.append((delta["seq"], data))
         self._kept_bytes += len(data)
         while len(self._deltas) > KEEP_S or (self._kept_bytes > KEEP_BYTES and len(self._deltas) > 1):
@@ -76,13 +77,12 @@ class Stream:
         """
         last = self._deltas[-1][0] if self._deltas else None
         if seq is not None and last is not None and self._deltas[0][0] - 1 <= seq <= last:
-            missed = [_event("delta", number, data) for number, data in self._deltas if number > seq]
-            return last, b"".join(missed)
+            # of one delta all readers get the same bytes
+            return last, b"".join(data for number, data in self._deltas if number > seq)
         if self._encoded is None:
             found = self._snapshot()
-            self._encoded = found["seq"], orjson.dumps(found)
-        number, data = self._encoded
-        return number, _event("snapshot", number, data)
+            self._encoded = found["seq"], _event("snapshot", found["seq"], orjson.dumps(found))
+        return self._encoded
 
     async def wait(self) -> None:
         """Waits for the next delta, for `COMMENT_S` at most."""

@@ -43,6 +43,8 @@ async def test_a_reader_that_comes_back_gets_what_it_missed() -> None:
     assert kinds(stream.next(None)[1]) == [("snapshot", last)]
     assert kinds(stream.next(last - 3)[1]) == [("delta", last - 2), ("delta", last - 1), ("delta", last)]
     assert stream.next(last) == (last, b"")
+    # all readers of a delta get the same bytes
+    assert stream.next(last - 1)[1] is stream.next(last - 1)[1]
 
 
 @pytest.mark.parametrize("ago", [KEEP_S + 1, 100_000, -5])
