@@ -1,6 +1,6 @@
 // Control: policies, numbers of engines, single engines. Each change shows before and after, asks, and can be undone.
 
-import { html, useState } from "../lib.js";
+import { html, useEffect, useState } from "../lib.js";
 import { get, post, put } from "../api.js";
 import { differences, same, textOf, typeOf, valueOf } from "../forms.js";
 import { stateOf } from "../feed.js";
@@ -82,6 +82,8 @@ function ParameterForm({ stage, current, available, may, onChanged }) {
   const isEdited = ({ name, texts, base, sent }) => !(sent && !same(base, inUse))
     && (name !== current.name || Object.entries(texts).some(([key, text]) => text !== textOf(paramsOf(name, base)[key])));
   const draft = kept && isEdited(kept) ? kept : null;
+  // what was sent is forgotten once it is in use: it must not come back when somebody undoes it
+  useEffect(() => keep((last) => (last?.sent && !same(last.base, inUse) ? null : last)), [JSON.stringify(inUse)]);
 
   const name = draft ? draft.name : current.name, texts = draft?.texts ?? {};
   const chosen = available ? available[name] ?? current : current;
