@@ -82,8 +82,10 @@ function ParameterForm({ stage, current, available, may, onChanged }) {
   const isEdited = ({ name, texts, base, sent }) => !(sent && !same(base, inUse))
     && (name !== current.name || Object.entries(texts).some(([key, text]) => text !== textOf(paramsOf(name, base)[key])));
   const draft = kept && isEdited(kept) ? kept : null;
-  // what was sent is forgotten once it is in use: it must not come back when somebody undoes it
-  useEffect(() => keep((last) => (last?.sent && !same(last.base, inUse) ? null : last)), [JSON.stringify(inUse)]);
+  // what has come to be in use, because it was sent or by somebody else, must not come back as edited after a later change
+  useEffect(() => {
+    keep((last) => (last && !isEdited(last) ? null : last));
+  }, [JSON.stringify(inUse)]);
 
   const name = draft ? draft.name : current.name, texts = draft?.texts ?? {};
   const chosen = available ? available[name] ?? current : current;
