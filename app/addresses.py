@@ -1,5 +1,6 @@
-"""The addresses at which a process of the application listens (a unix socket, and TCP where nodes talk over TCP), and how
-those of the router are found.
+"""The addresses at which a process of the application listens (a unix socket, and TCP where nodes talk over TCP).
+
+The addresses of the router, which others connect to, are asked of Ray Serve.
 """
 
 import ipaddress

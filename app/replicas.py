@@ -39,8 +39,6 @@ from app.prewarmed import process
 from app.prewarmed.keeper import PrewarmedCounts, PrewarmedKeeper, PrewarmedShare
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
-
     from actors.engine.protocol import Engine
     from actors.engine.server import EngineServer
     from actors.telemetry.start import StartTrace

@@ -3,9 +3,9 @@
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-import orjson
+import msgspec
 
 from actors.telemetry.facts import Answered, Attempt
 from actors.telemetry.parts import parts_of
@@ -127,11 +127,34 @@ def badness(request: Shown) -> tuple[int, float]:
     return (2 if failed else 1 if missed else 0), request["ttft_s"] or request["e2e_s"]
 
 
-class _Kept(NamedTuple):
-    """A request as JSON, which is smaller than its objects, and the names by which it is found."""
+class _Part(msgspec.Struct, frozen=True, gc=False):
+    """A part of a request's waterfall as it is kept, which is smaller than a dict with the same keys."""
 
-    names: tuple[str, ...]
-    text: bytes
+    name: str
+    start_s: float
+    end_s: float
+    engine: str | None
+    failed: bool
+    note: str | None
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False, rename={"request_class": "class"}):
+    """A request as it is kept. Its fields are the keys of `shown_request`, which `to_builtins` makes again."""
+
+    id: str
+    attempts: list[str]
+    at: float
+    request_class: str
+    status: int
+    result: str | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    trace_id: str | None
+    parts: list[_Part]
 
 
 class Requests:
@@ -156,12 +179,12 @@ class Requests:
 
     def _remember(self, answered: Answered, shown: Shown) -> None:
         name = answered.request_id
-        names = (shown["id"], *shown["attempts"])
-        self._known[name] = _Kept(names, orjson.dumps(shown))
-        self._names |= dict.fromkeys(names, name)
+        kept = self._known[name] = msgspec.convert(shown, _Kept)
+        for other in (kept.id, *kept.attempts):
+            self._names[other] = name
         if len(self._known) > REMEMBERED:
             gone, old = self._known.popitem(last=False)
-            for other in old.names:
+            for other in (old.id, *old.attempts):
                 if self._names.get(other) == gone:
                     del self._names[other]
 
@@ -193,5 +216,5 @@ class Requests:
 
 
 def _shown(kept: _Kept) -> Shown:
-    shown: Shown = orjson.loads(kept.text)
+    shown: Shown = msgspec.to_builtins(kept)
     return shown

@@ -20,8 +20,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 KEEP_S = 60
 """Deltas that are kept, one a second, for readers that come back."""
 KEEP_BYTES = 2 << 20
-"""Most bytes of the deltas that are kept; the latest is, whatever it takes. ASSUMPTION: where deltas are this long, those
-that a reader has missed are no shorter than the snapshot that it gets instead.
+"""Most bytes of the deltas that are kept; the latest one always is. ASSUMPTION: where deltas are this long, what a
+reader has missed of them is no shorter than the snapshot that it gets instead.
 """
 COMMENT_S = 10.0
 """Longest time without anything on the stream; then a comment is sent."""

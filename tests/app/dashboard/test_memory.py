@@ -9,6 +9,7 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.wire.frames import DECODER, ENCODER
@@ -17,7 +18,17 @@ from app.dashboard.ingresses import WINDOW_S
 from app.dashboard.requests import REMEMBERED, SHOWN
 from app.dashboard.rings import KEEP
 from app.dashboard.stream import KEEP_BYTES, KEEP_S, Stream
-from tests.app.dashboard.parts import SLO, answered, engine, fleet, moved, observed, report, requests_total, status
+from tests.app.dashboard.parts import (
+    SLO,
+    answered,
+    engine,
+    fleet,
+    moved,
+    observed,
+    report,
+    requests_total,
+    status,
+)
 
 T = 1_700_000_000.0
 PREFILL, DECODE = 24, 40
@@ -41,7 +52,9 @@ def held_bytes(*roots: object) -> int:
             continue
         seen.add(id(one))
         total += sys.getsizeof(one)
-        stack += gc.get_referents(one)
+        # the garbage collector does not look into structs that it need not free
+        own = one.__struct_fields__ if isinstance(one, msgspec.Struct) else ()
+        stack += [*gc.get_referents(one), *(getattr(one, name) for name in own)]
     return total
 
 
@@ -54,7 +67,9 @@ class Busy:
         self.engines = [f"prefill-{n}" for n in range(PREFILL)] + [f"decode-{n}" for n in range(DECODE)]
         self.second = 0
         self.feed.router_up(T)
-        infos = [engine(name, name.partition("-")[0], node=f"node-{n % 16}") for n, name in enumerate(self.engines)]
+        infos = [
+            engine(name, name.partition("-")[0], node=f"node-{n % 16}") for n, name in enumerate(self.engines)
+        ]
         self.feed.fleet_is(received(fleet(*infos)))
 
     def run(self, seconds: int) -> None:
@@ -70,7 +85,9 @@ class Busy:
         ]
         self.feed.status_is(received(status(*busy)), at_s)
         ended = [
-            answered(f"{second}-{n}", float(second), trace_id=f"{second:032x}", shown_id=f"req-{second:016x}{n}")
+            answered(
+                f"{second}-{n}", float(second), trace_id=f"{second:032x}", shown_id=f"req-{second:016x}{n}"
+            )
             for n in range(PER_S)
         ]
         figures = [requests_total(PER_S * second), *moved(PER_S * second, 3e6 * PER_S * second)]
