@@ -1,15 +1,22 @@
-"""The addresses at which a process of the application listens: a unix socket, and TCP where nodes talk over TCP."""
+"""The addresses at which a process of the application listens (a unix socket, and TCP where nodes talk over TCP).
+
+The addresses of the router, which others connect to, are asked of Ray Serve.
+"""
 
 import ipaddress
 import os
 import socket
 import uuid
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
 
-from app.config import WireConfig
 from app.drain import socket_directory
+from app.endpoints import WireConfig
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 RAY_AUTH = "RAY_AUTH_MODE"
 """Environment variable by which Ray's ports want a token; `ray start` sets it itself where it finds one in ~/.ray."""
@@ -69,3 +76,12 @@ def _own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     found = [a.address for device in psutil.net_if_addrs().values() for a in device if a.family in families]
     # a link-local address of IPv6 has its device behind a percent sign
     return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
+
+
+def finder(router: "DeploymentHandle[Any]") -> Any:
+    """Returns an async callable that asks Ray Serve for the router's addresses."""
+
+    async def find() -> tuple[str, ...]:
+        return tuple(await router.addresses.remote())
+
+    return find

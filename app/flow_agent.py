@@ -30,8 +30,9 @@ from ray.experimental.internal_kv import (
 
 from actors.router.worker_thread import WorkerThread
 from app.addresses import listen_addresses
-from app.config import FlowConfig, WireConfig
+from app.config import FlowConfig
 from app.drain import socket_directory
+from app.endpoints import WireConfig
 from app.wanted import NAMESPACE, UNWANTED_S, Hold, Wanted
 
 log = logging.getLogger("ray.serve")

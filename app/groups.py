@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from actors.engine.registry import ENGINES, engine_config, engine_kind
 from actors.options import from_options
@@ -11,16 +11,11 @@ from actors.scaling.bounds import MOST, excluded
 from actors.scaling.fleet import Group
 from actors.scaling.journal import ScalingJournalConfig
 from actors.scaling.waits import START_LIMIT_S, TIMES_LONGEST
+from app.strict import Strict
 from policies.scaling.base import ScalingPolicy
 from policies.scaling.registry import make
 from policies.scaling.sleep import Sleep
 from policies.state.views import Role
-
-
-class Strict(BaseModel):
-    """A part of the configuration: unknown keys are refused, and it never changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TopologyConfig(Strict):

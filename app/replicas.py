@@ -29,17 +29,16 @@ from actors.scaling import fleet
 from actors.telemetry import logs
 from actors.wire import channel
 from actors.wire.environment import hand_down
-from app.addresses import listen_addresses, side_channel_host
-from app.config import ModelConfig, RouterConfig, WireConfig
+from app.addresses import finder, listen_addresses, side_channel_host
+from app.config import ModelConfig, RouterConfig
 from app.drain import DrainPoint, socket_directory
+from app.endpoints import WireConfig
 from app.flow_agent import AgentKeeper, FlowShare
 from app.groups import AutoscalerConfig, EngineConfig, EngineGroupConfig
 from app.prewarmed import process
 from app.prewarmed.keeper import PrewarmedCounts, PrewarmedKeeper, PrewarmedShare
 
 if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
-
     from actors.engine.protocol import Engine
     from actors.engine.server import EngineServer
     from actors.telemetry.start import StartTrace
@@ -406,12 +405,3 @@ def make_engine(model: ModelConfig, config: EngineConfig, engine_id: str, **defa
 
         files = str(resolve(model.path))
     return kind.make(config.engine_config(engine_id, files, model.served_name, **defaults))
-
-
-def finder(router: "DeploymentHandle[Any]") -> Any:
-    """Returns an async callable that asks Ray Serve for the router's addresses."""
-
-    async def find() -> tuple[str, ...]:
-        return tuple(await router.addresses.remote())
-
-    return find

@@ -9,83 +9,22 @@
       engine NAME                   the parts of a task that the engine itself told: wait for a slot, prefill, report,
                                     transfer, wait for a step, step
 
-The events `prepare`, `queue` and `pool` of the whole span have the time until the first attempt was submitted (the body
-is parsed, the template is filled and the text is tokenised), in the router's queue and in the pool. A colocated
-attempt has no transfer: its prefill ends with the first token. Of a sampled request the router's decisions
-(`decisions`) and vLLM's own spans stand below the whole span, too.
+The events `prepare`, `queue`, `pool` and `finish` of the whole span have the time until the first attempt was submitted
+(the body is parsed, the template is filled and the text is tokenised), in the router's queue, in the pool, and from the
+last token to the end of the answer. With the tasks, and with what lies between an attempt that failed and the next one,
+they sum up to the request's time. A colocated attempt has no transfer: its prefill ends with the first token. Of a
+sampled request the router's decisions (`decisions`) and vLLM's own spans stand below the whole span, too.
 
 Source: OpenTelemetry semantic conventions for HTTP and for generative AI (v1.37, where `gen_ai.*` is experimental).
 """
-
-from collections.abc import Iterator
-from typing import NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from actors.telemetry.export import Scribe
 from actors.telemetry.facts import Answered, Attempt
+from actors.telemetry.parts import Attributes, Part, parts_of
 from actors.telemetry.times import at_ingress, hops
-
-Attributes = dict[str, str | int | float | bool]
-
-
-class Part(NamedTuple):
-    """One task of an attempt, from `start_s` to `end_s`, at an engine. `failed` says whether the attempt ended there
-    because the engine failed.
-    """
-
-    name: str
-    start_s: float
-    end_s: float
-    engine: str
-    failed: bool
-    attributes: Attributes
-
-
-def parts_of(attempt: Attempt) -> Iterator[Part]:
-    """Yields the tasks that the attempt began, in their order. They do not overlap."""
-    times, end_s = attempt.times, attempt.ended_s
-    colocated = attempt.prefill_engine is None
-    first = attempt.decode_engine if colocated else attempt.prefill_engine
-    if times.routed_s is None or first is None:
-        return
-    until_s = times.attempt_first_s if colocated else times.pooled_s
-    yield _part(
-        "prefill", attempt, times.routed_s, until_s, first, {"sluice.cached_tokens": attempt.cached_tokens}
-    )
-    if attempt.decode_engine is None or until_s is None:
-        return
-    if not colocated:
-        if times.decode_routed_s is None:
-            return
-        moved: Attributes = {
-            "sluice.transfer.bytes": attempt.transfer_bytes,
-            "sluice.transfer.seconds": attempt.transfer_s,
-            "sluice.transfer.held_seconds": attempt.held_s,
-        }
-        if attempt.level is not None:
-            moved["sluice.transfer.level"] = attempt.level
-        yield _part(
-            "transfer", attempt, times.decode_routed_s, times.attempt_first_s, attempt.decode_engine, moved
-        )
-    if times.attempt_first_s is not None:
-        generated: Attributes = {"gen_ai.usage.output_tokens": attempt.tokens}
-        done_s = end_s if attempt.failed is not None or times.last_s is None else times.last_s
-        yield Part(
-            "decode", times.attempt_first_s, done_s, attempt.decode_engine,
-            attempt.failed == attempt.decode_engine, generated,
-        )  # fmt: skip
-
-
-def _part(
-    name: str, attempt: Attempt, start_s: float, until_s: float | None, engine: str, attributes: Attributes
-) -> Part:
-    """Returns a task that ended at `until_s`, or with the attempt if that is None."""
-    ended_here = until_s is None
-    failed = ended_here and attempt.failed in (engine, attempt.prefill_engine, attempt.decode_engine)
-    end_s = attempt.ended_s if until_s is None else until_s
-    return Part(name, start_s, end_s, engine, failed and attempt.failed is not None, attributes)
 
 
 def write(answered: Answered, scribe: Scribe) -> None:
@@ -120,6 +59,8 @@ def write(answered: Answered, scribe: Scribe) -> None:
         _at_engines(scribe, answered, attempt, inside)
         if attempt.goes_on:
             ended.append((attempt, last))
+    if attempts:
+        _finishes(whole, answered, scribe)
     if answered.status >= 500:
         whole.set_status(Status(StatusCode.ERROR))
     whole.end(scribe.wall_ns(answered.ended_s))
@@ -163,6 +104,20 @@ def _waits(whole: Span, attempt: Attempt, scribe: Scribe) -> None:
         until_s = attempt.ended_s if routed_s is None else routed_s
         waited: Attributes = {"seconds": until_s - since_s, "attempt": attempt.attempt_id}
         whole.add_event(name, waited, scribe.wall_ns(until_s))
+
+
+def _finishes(whole: Span, answered: Answered, scribe: Scribe) -> None:
+    """Adds the time between the end of all attempts and that of the request. A finished attempt ends with its last
+    token, as its decode span does; the ingress completes the answer after it, and may be kept from that by other work.
+    The attempts of a client that left end after the request.
+    """
+    done_s = max(
+        one.ended_s if one.outcome != "finished" or one.times.last_s is None else one.times.last_s
+        for one in answered.kept.attempts
+    )
+    if answered.ended_s > done_s:
+        seconds: Attributes = {"seconds": answered.ended_s - done_s}
+        whole.add_event("finish", seconds, scribe.wall_ns(answered.ended_s))
 
 
 def _write_part(scribe: Scribe, part: Part, attempt: Attempt, inside: Context) -> Span:

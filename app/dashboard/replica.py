@@ -12,10 +12,9 @@ from starlette.routing import Route
 
 from actors import garbage, no_memory
 from actors.telemetry import logs
-from app.addresses import listen_addresses
+from app.addresses import finder, listen_addresses
 from app.admin_key import KeyFile, KeyFileError, keys_of_environment
 from app.api.extensions import ClassSlo
-from app.config import DashboardConfig, WireConfig
 from app.dashboard.audit import Audit
 from app.dashboard.auth import Keys, Sessions
 from app.dashboard.changes import Changes
@@ -30,7 +29,7 @@ from app.dashboard.server import DashboardApp, DashboardServer
 from app.dashboard.store import RunsConfig, RunStore, default_folder
 from app.dashboard.stream import Stream
 from app.dashboard.whatif import WhatIf
-from app.replicas import finder
+from app.endpoints import DashboardConfig, WireConfig
 from app.user_folder import user_folder
 
 log = logging.getLogger("ray.serve.dashboard")

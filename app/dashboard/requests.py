@@ -1,17 +1,19 @@
 """Requests as the page shows them: what ingresses kept of each one, with a waterfall of its parts."""
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from actors.telemetry.facts import Answered, Attempt
-from actors.telemetry.spans import parts_of
+from actors.telemetry.parts import parts_of
 
 SHOWN = 50
 """Requests in each of the two lists."""
 REMEMBERED = 2048
-"""Requests that can be asked for by their id. ASSUMPTION: some 3 kB each."""
+"""Requests that can be asked for by their id. ASSUMPTION: some 2 kB each, with their names."""
 WORST_FOR_S = 900.0
 """Time for which a bad request stays in the list of the worst: that of the charts."""
 
@@ -125,13 +127,43 @@ def badness(request: Shown) -> tuple[int, float]:
     return (2 if failed else 1 if missed else 0), request["ttft_s"] or request["e2e_s"]
 
 
+class _Part(msgspec.Struct, frozen=True, gc=False):
+    """A part of a request's waterfall as it is kept, which is smaller than a dict with the same keys."""
+
+    name: str
+    start_s: float
+    end_s: float
+    engine: str | None
+    failed: bool
+    note: str | None
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False, rename={"request_class": "class"}):
+    """A request as it is kept. Its fields are the keys of `shown_request`, which `to_builtins` makes again."""
+
+    id: str
+    attempts: list[str]
+    at: float
+    request_class: str
+    status: int
+    result: str | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    trace_id: str | None
+    parts: list[_Part]
+
+
 class Requests:
     """The latest requests, the worst of the last 15 minutes, and those that can be asked for by an id."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Shown] = OrderedDict()
+        self._known: OrderedDict[str, _Kept] = OrderedDict()
         self._names: dict[str, str] = {}
-        self._new: list[Shown] = []
+        self._new: deque[Shown] = deque(maxlen=SHOWN)
         self._worst: list[Shown] = []
         self.worst_changed = False
 
@@ -147,13 +179,12 @@ class Requests:
 
     def _remember(self, answered: Answered, shown: Shown) -> None:
         name = answered.request_id
-        self._known[name] = shown
-        self._names[shown["id"]] = name
-        for attempt in shown["attempts"]:
-            self._names[attempt] = name
+        kept = self._known[name] = msgspec.convert(shown, _Kept)
+        for other in (kept.id, *kept.attempts):
+            self._names[other] = name
         if len(self._known) > REMEMBERED:
             gone, old = self._known.popitem(last=False)
-            for other in (old["id"], *old["attempts"]):
+            for other in (old.id, *old.attempts):
                 if self._names.get(other) == gone:
                     del self._names[other]
 
@@ -161,11 +192,12 @@ class Requests:
         """Returns the request with this id: the client's, the answer's, or that of an attempt; None if it is not
         kept.
         """
-        return self._known.get(self._names.get(request_id, request_id))
+        kept = self._known.get(self._names.get(request_id, request_id))
+        return None if kept is None else _shown(kept)
 
     def latest(self) -> list[Shown]:
         """Returns the latest requests, the newest first."""
-        return list(itertools.islice(reversed(self._known.values()), SHOWN))
+        return [_shown(kept) for kept in itertools.islice(reversed(self._known.values()), SHOWN)]
 
     def worst(self) -> list[Shown]:
         """Returns the worst requests, the worst first."""
@@ -175,8 +207,14 @@ class Requests:
         """Returns the requests since the last call, the newest first and at most `SHOWN`; forgets bad ones of long
         ago.
         """
-        new, self._new = self._new[-SHOWN:][::-1], []
+        new = list(reversed(self._new))
+        self._new.clear()
         kept = [one for one in self._worst if one["at"] > now_s - WORST_FOR_S]
         if len(kept) < len(self._worst):
             self._worst, self.worst_changed = kept, True
         return new
+
+
+def _shown(kept: _Kept) -> Shown:
+    shown: Shown = msgspec.to_builtins(kept)
+    return shown

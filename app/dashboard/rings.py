@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,33 +15,51 @@ Value = float | None
 
 
 class Rings:
-    """Series by name over the same times, the newest `keep` of them. A series without a value at a time has None."""
+    """Series by name over the same times, the newest `keep` of them. A series without a value at a time has None.
+
+    A series has 8 bytes for each time, all of them from its beginning on.
+    """
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self._t: deque[float] = deque(maxlen=keep)
-        self._series: dict[str, deque[Value]] = {}
+        self._t = self._empty()
+        self._series: dict[str, array[float]] = {}
         self._last: dict[str, int] = {}
         self._added = 0
 
+    def _empty(self) -> "array[float]":
+        """Returns a column without values; the one of the n-th time stands at n modulo `keep`."""
+        return array("d", [math.nan]) * self._keep
+
     def add(self, at: float, values: Mapping[str, Value]) -> None:
         """Adds the values of one time. A series that has had none for the whole ring is forgotten."""
-        for name in values.keys() - self._series.keys():
-            self._series[name] = deque([None] * len(self._t), maxlen=self._keep)
-            self._last[name] = self._added
-        self._t.append(at)
+        for name in [name for name in values if name not in self._series]:
+            self._series[name] = self._empty()
+        place = self._added % self._keep
+        self._t[place] = at
         self._added += 1
         for name, series in self._series.items():
             value = values.get(name)
-            series.append(value)
-            if value is not None or name in values:
+            series[place] = math.nan if value is None else value
+            if name in values:
                 self._last[name] = self._added
         for name in [name for name, last in self._last.items() if self._added - last >= self._keep]:
             del self._series[name], self._last[name]
 
     def shown(self) -> dict[str, list[Value]]:
         """Returns the times as `t` and all series by name, oldest first."""
-        return {"t": list(self._t), **{name: list(series) for name, series in self._series.items()}}
+        times: list[Value] = list(self._in_order(self._t))
+        return {"t": times, **{name: self._values(series) for name, series in self._series.items()}}
+
+    def _in_order(self, column: "array[float]") -> "array[float]":
+        """Returns what a column has of the times that are kept, oldest first."""
+        if self._added <= self._keep:
+            return column[: self._added]
+        place = self._added % self._keep
+        return column[place:] + column[:place]
+
+    def _values(self, column: "array[float]") -> list[Value]:
+        return [None if math.isnan(value) else value for value in self._in_order(column)]
 
 
 class HeatStrips:

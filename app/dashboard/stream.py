@@ -1,7 +1,8 @@
 """The event stream of the page: a snapshot, then a delta a second, for any number of readers and at one encoding each.
 
-All readers share the deltas of the last minute and have only a place in them. One that is too slow misses deltas and
-gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut. A stream ends with the login that has opened it.
+All readers share the deltas of the last minute, bounded in bytes, and have only a place in them. One that is too slow
+misses deltas and gets a snapshot instead; one that reads nothing for `UNREAD_S` is cut. A stream ends with the login
+that has opened it.
 """
 
 import asyncio
@@ -18,6 +19,10 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 KEEP_S = 60
 """Deltas that are kept, one a second, for readers that come back."""
+KEEP_BYTES = 2 << 20
+"""Most bytes of the deltas that are kept; the latest one always is. ASSUMPTION: where deltas are this long, what a
+reader has missed of them is no shorter than the snapshot that it gets instead.
+"""
 COMMENT_S = 10.0
 """Longest time without anything on the stream; then a comment is sent."""
 UNREAD_S = 30.0
@@ -39,7 +44,9 @@ class Stream:
 
     def __init__(self, snapshot: Callable[[], dict[str, Any]]) -> None:
         self._snapshot = snapshot
-        self._deltas: deque[tuple[int, bytes]] = deque(maxlen=KEEP_S)
+        # the number of each, and the whole event as it is sent
+        self._deltas: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
         self._encoded: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
         self._stopped = False
@@ -47,7 +54,11 @@ class Stream:
 
     def add(self, delta: dict[str, Any]) -> None:
         """Adds the delta of one second and wakes all readers."""
-        self._deltas.append((delta["seq"], orjson.dumps(delta)))
+        data = _event("delta", delta["seq"], orjson.dumps(delta))
+        self._deltas.append((delta["seq"], data))
+        self._kept_bytes += len(data)
+        while len(self._deltas) > KEEP_S or (self._kept_bytes > KEEP_BYTES and len(self._deltas) > 1):
+            self._kept_bytes -= len(self._deltas.popleft()[1])
         self._encoded = None
         self._wake()
 
@@ -66,13 +77,12 @@ class Stream:
         """
         last = self._deltas[-1][0] if self._deltas else None
         if seq is not None and last is not None and self._deltas[0][0] - 1 <= seq <= last:
-            missed = [_event("delta", number, data) for number, data in self._deltas if number > seq]
-            return last, b"".join(missed)
+            # of one delta all readers get the same bytes
+            return last, b"".join(data for number, data in self._deltas if number > seq)
         if self._encoded is None:
             found = self._snapshot()
-            self._encoded = found["seq"], orjson.dumps(found)
-        number, data = self._encoded
-        return number, _event("snapshot", number, data)
+            self._encoded = found["seq"], _event("snapshot", found["seq"], orjson.dumps(found))
+        return self._encoded
 
     async def wait(self) -> None:
         """Waits for the next delta, for `COMMENT_S` at most."""

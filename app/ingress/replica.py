@@ -15,9 +15,11 @@ from actors.options import from_options
 from actors.telemetry import logs
 from actors.telemetry.environment import traces_of_environment
 from actors.wire import channel
+from app.addresses import finder
 from app.admin_key import KeyFile, keys_of_environment, warn_of_shown_keys
-from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
+from app.config import SIM_MODEL, ModelConfig
 from app.drain import DrainPoint, socket_directory
+from app.endpoints import IngressGroupConfig, WireConfig
 from app.ingress.asgi import IngressApp
 from app.ingress.audit import audit_of
 from app.ingress.config import IngressConfig
@@ -28,7 +30,6 @@ from app.ingress.metrics import IngressMetrics, counting
 from app.ingress.metrics_port import MetricsPort, metrics_ports
 from app.ingress.tenants.gate import Gate
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
-from app.replicas import finder
 from app.user_folder import user_folder
 
 log = logging.getLogger("ray.serve")

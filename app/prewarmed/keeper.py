@@ -21,8 +21,9 @@ from pydantic_core import to_json
 from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.router.worker_thread import WorkerThread
-from app.config import ModelConfig, WireConfig
+from app.config import ModelConfig
 from app.drain import socket_directory
+from app.endpoints import WireConfig
 from app.groups import EngineConfig, EngineGroupConfig
 from app.prewarmed import launcher
 from app.prewarmed.pool import Counts, Pool, start_process

@@ -22,8 +22,9 @@ from actors.engine.registry import ENGINES, Prewarmed
 from actors.engine.weights.ahead import read_ahead
 from actors.environment import change
 from app.config import ModelConfig
-from app.groups import EngineConfig, Strict
+from app.groups import EngineConfig
 from app.prewarmed.launcher import ANSWER_S, GO, READY, SUFFIX
+from app.strict import Strict
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH_BYTES = 4

@@ -1,9 +1,9 @@
 """Traces as a collector has them, against the router's journal: the tasks of each attempt, and the time of a request.
 
 A request's time is that of the ingress's whole span. It is compared with the sum of what the trace says about it: the
-waits (the events `prepare`, `queue` and `pool`), the tasks (`prefill`, `transfer`, `decode`) and, where an engine has
-failed, the time from the end of one attempt to the submission of the next. What is missing from the sum is the
-ingress's own work between the stages of a request and after the last token.
+waits and the ingress's own work (the events `prepare`, `queue`, `pool` and `finish`), the tasks (`prefill`, `transfer`,
+`decode`) and, where an engine has failed, the time from the end of one attempt to the submission of the next. What is
+missing from the sum, or counts twice in it, is time that the trace places wrongly.
 """
 
 from collections import Counter, defaultdict

@@ -3,7 +3,7 @@
 import pytest
 
 from app import addresses
-from app.config import WireConfig
+from app.endpoints import WireConfig
 
 ADDRESSES = ["127.0.0.1", "10.1.0.5", "10.2.0.5", "::1"]
 

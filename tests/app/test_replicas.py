@@ -14,8 +14,9 @@ import pytest
 from actors.telemetry import logs
 from actors.wire.environment import hand_down
 from app import addresses, replicas
-from app.config import DashboardConfig, IngressGroupConfig, ModelConfig, WireConfig
+from app.config import ModelConfig
 from app.dashboard import replica as dashboard_replica
+from app.endpoints import DashboardConfig, IngressGroupConfig, WireConfig
 from app.groups import EngineConfig
 from app.ingress import replica as ingress_replica
 from app.replicas import EngineReplica, Stay

@@ -3,9 +3,10 @@
     python -m tests.dashboard.server --engines 1024 --port 8002      keys: `admin` and `viewer`
 
 Tests run it in a thread and steer it: `paused` keeps streams open and silent, `cut` breaks all of them, `refusing`
-refuses new ones. `away` says why the autoscaler cannot be asked. `base` is what a what-if question begins with (None:
-it cannot be read), and its reading lasts as long as `reading`. Without `experiments` there are none. The page's files
-are those of the checkout, with the security headers that the application sends.
+refuses new ones. `away` says why the autoscaler cannot be asked, and `unread` why the router cannot be asked for its
+policies. `base` is what a what-if question begins with (None: it cannot be read), and its reading lasts as long as
+`reading`. Without `experiments` there are none. The page's files are those of the checkout, with the security headers
+that the application sends.
 """
 
 import argparse
@@ -54,6 +55,8 @@ class Server:
         self.paused = self.refusing = self.reading = False
         self.experiments = True
         self.away: str | None = None
+        self.unread: str | None = None
+        self.policy_reads = 0
         self.base: Json | None = answers.BASE
         self.streams = self.resumed = self.snapshots = 0
         self.asked: list[tuple[str, str, Any]] = []
@@ -113,6 +116,12 @@ class Server:
     def forget_sessions(self) -> None:
         """Ends every session, as a restart with a new secret does."""
         self._sessions.clear()
+
+    def another_changes(self, stage: str, name: str, **params: Any) -> None:
+        """Changes a policy as another operator does, by a command: the page learns of it by the event alone."""
+        base, was = self._policy["available"][stage][name], self._policy[stage]["name"]
+        self._policy[stage] = base | {"params": base["params"] | params}
+        self.cluster.event("policy", f"{stage} policy: {was} -> {name}", "info")
 
     async def _play(self) -> None:
         while True:
@@ -286,7 +295,8 @@ class Server:
         return JSONResponse({"id": change["id"], "before": before, "after": after})
 
     async def _read_policy(self, _: Request) -> Response:
-        return JSONResponse(self._policy)
+        self.policy_reads += 1
+        return JSONResponse(self._policy) if self.unread is None else _refuse(503, self.unread)
 
     async def _set_policy(self, request: Request) -> Response:
         asked = await request.json()

@@ -41,7 +41,8 @@ class Cluster:
         self.events: deque[Json] = deque(maxlen=500)
         self.latest: deque[Json] = deque(maxlen=50)
         self.worst: list[Json] = []
-        self._numbers = 0
+        self._numbers = self._event_numbers = 0
+        self._fresh: list[Json] = []
         for n in range(KEEP):
             self.step(still=self.size > 64 and n < KEEP - 5)
 
@@ -113,7 +114,7 @@ class Cluster:
                 changed.add(engine["id"])
         requests = [self._request() for _ in range(self._random.randrange(1, 4))]
         self.latest.extendleft(requests)
-        events = [event for event in self.events if event["seq"] == self.seq]
+        events, self._fresh = self._fresh, []
         point = self._point(load)
         for name, value in point.items():
             column = self.series.setdefault(
@@ -160,10 +161,13 @@ class Cluster:
         return set()
 
     def event(self, kind: str, text: str, level: str, engine: str | None = None) -> None:
-        """Notes an event of this step."""
-        self.events.append(
-            {"seq": self.seq, "at": self.at, "kind": kind, "text": text, "engine": engine, "level": level}
-        )
+        """Notes an event, which the delta of this step tells, or of the next one where this was told already."""
+        self._event_numbers += 1
+        event: Json = {
+            "seq": self._event_numbers, "at": self.at, "kind": kind, "text": text, "engine": engine, "level": level,
+        }  # fmt: skip
+        self.events.append(event)
+        self._fresh.append(event)
 
     def _point(self, load: float) -> dict[str, float | None]:
         draw = self._random

@@ -138,7 +138,8 @@ KEEPER = """
 import asyncio, json, sys
 import ray
 from app import flow_agent
-from app.config import FlowConfig, WireConfig
+from app.config import FlowConfig
+from app.endpoints import WireConfig
 
 async def main():
     ray.init(address="local", include_dashboard=False, num_cpus=1, log_to_driver=False)
@@ -193,7 +194,8 @@ import asyncio, json, os, signal, sys
 import ray
 from ray.cluster_utils import Cluster
 from app import flow_agent, wanted
-from app.config import FlowConfig, WireConfig
+from app.config import FlowConfig
+from app.endpoints import WireConfig
 
 share = flow_agent.FlowShare(FlowConfig(enabled=True), (), unwanted_s=6.0)
 name = flow_agent.coordinator_name("test", share)

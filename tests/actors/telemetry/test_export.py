@@ -185,7 +185,7 @@ def test_without_an_endpoint_there_are_none_and_nothing_is_imported() -> None:
     assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
     assert not is_wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
     code = (
-        "import sys, actors.telemetry.environment as e, actors.telemetry.facts, actors.telemetry.logs;"
+        "import sys, actors.telemetry.environment as e, actors.telemetry.logs, actors.telemetry.parts;"
         "assert e.traces_of_environment(print, 's', 'i') is None;"
         "assert e.decision_traces('r', float) is None and e.start_trace('e', 'decode', 'sim') is None;"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"

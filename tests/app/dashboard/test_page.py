@@ -189,6 +189,21 @@ def test_data_are_marked_as_stale_when_the_stream_is_silent(serve: Serve, openin
     expect(page.locator("html")).not_to_have_class("stale")
 
 
+def test_before_the_first_data_nothing_is_called_absent(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    server.refusing = True
+    opened = opening(server)
+    page = opened.page
+    for view in ("engines", "requests", "transfers", "overview"):
+        page.goto(f"{server.url}/#/{view}")
+        expect(page.locator("#view").get_by_text("Waiting for the first data…").first).to_be_visible()
+        expect(page.locator("#view")).not_to_contain_text(
+            re.compile(r"No engine has|No request has|No pair of|Nothing has|0 engines|0 pairs")
+        )
+    server.refusing = False
+    expect(page.locator("#view").get_by_text("Waiting for the first data…")).to_have_count(0, timeout=20_000)
+
+
 def test_a_broken_stream_resumes_where_it_was(serve: Serve, opening: Opening) -> None:
     server = serve()
     opened = opening(server)
@@ -317,6 +332,59 @@ def test_a_policy_is_changed_after_before_and_after_were_shown_and_undone(
     expect(log).to_contain_text("undone")
     assert server.asked[-1] == ("POST", "/api/undo", {"id": "c1"})
     expect(page.locator(".policies select").first).to_have_value("composition")
+
+
+def test_a_policy_that_somebody_else_changes_is_followed_and_what_is_being_edited_stays(
+    serve: Serve, opening: Opening
+) -> None:
+    server = serve()
+    opened = opening(server)
+    opened.go("control")
+    page = opened.page
+    page.get_by_role("tab", name="Decode").click()
+    policy, field = page.get_by_label("Policy", exact=True), page.get_by_label("step_base_s")
+    meanwhile = page.locator(".policies").get_by_role("status")
+    expect(policy).to_have_value("composition")
+    until(lambda: opened.seq() is not None, "data", page)
+    page.wait_for_timeout(500)
+    reads = server.policy_reads
+    server.another_changes("decode", "netkv", step_base_s=0.03)
+    expect(policy).to_have_value("netkv")
+    expect(field).to_have_value("0.03")
+    expect(page.get_by_role("button", name="Reset")).to_be_disabled()
+    field.fill("0.05")
+    server.another_changes("decode", "netkv", step_base_s=0.04, load_weight=2.5)
+    expect(meanwhile).to_contain_text("Changed meanwhile: step_base_s 0.03 → 0.04, load_weight 1 → 2.5.")
+    expect(field).to_have_value("0.05")
+    expect(field).to_be_focused()
+    # what was not touched follows, and is not put back by the change
+    expect(page.get_by_label("load_weight")).to_have_value("2.5")
+    assert axe(page) == []
+    page.get_by_role("button", name="Review the change").click()
+    changes = page.get_by_role("dialog").locator("tbody tr")
+    expect(changes).to_have_count(1)
+    expect(changes).to_contain_text("decode.step_base_s0.04→0.05")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    server.another_changes("decode", "balance_route_0")
+    expect(meanwhile).to_contain_text("policy netkv → balance_route_0")
+    expect(policy).to_have_value("netkv")
+    expect(field).to_have_value("0.05")
+    page.get_by_role("button", name="Reset").click()
+    expect(policy).to_have_value("balance_route_0")
+    expect(meanwhile).to_have_count(0)
+    # read once for each change, and not by the clock
+    assert server.policy_reads == reads + 3
+
+
+def test_policies_that_could_not_be_read_are_read_again(serve: Serve, opening: Opening) -> None:
+    server = serve()
+    server.unread = "The router is not connected."
+    opened = opening(server)
+    opened.go("control")
+    policies = opened.page.get_by_role("region", name="Policies")
+    expect(policies.get_by_role("alert")).to_contain_text("The router is not connected.")
+    server.unread = None
+    expect(policies.get_by_label("Policy", exact=True)).to_have_value("join_shortest_queue", timeout=20_000)
 
 
 @pytest.mark.parametrize(("stage", "policy"), [("admission", "by_wait"), ("fairness", "none")])
@@ -661,6 +729,26 @@ def test_views_are_reached_by_keys_and_the_focus_is_seen(serve: Serve, opening: 
     expect(page).to_have_url(re.compile("#/whatif$"))
     page.keyboard.press("ArrowRight")
     expect(page).to_have_url(re.compile("#/overview$"))
+
+
+def test_the_details_of_an_engine_are_opened_and_closed_by_keys_and_the_focus_stays(
+    serve: Serve, opening: Opening
+) -> None:
+    opened = opening(serve())
+    opened.go("engines")
+    page = opened.page
+    lane = page.get_by_role("button", name="colocated-1", exact=True)
+    lane.focus()
+    top = page.locator(".lanes").evaluate("e => e.scrollTop")
+    page.keyboard.press("Enter")
+    details = page.get_by_role("region", name="Details of colocated-1")
+    expect(details).to_be_visible()
+    # a lane that is in sight stays where it is
+    assert page.locator(".lanes").evaluate("e => e.scrollTop") == top
+    details.get_by_role("button", name="Close").focus()
+    page.keyboard.press("Enter")
+    expect(details).to_have_count(0)
+    expect(lane).to_be_focused()
 
 
 def test_the_theme_is_switched_and_kept(serve: Serve, opening: Opening) -> None:

@@ -68,6 +68,13 @@ def test_a_feed_keeps_its_bound_and_fills_what_nobody_knew(page: Page) -> None:
     assert window == [[1000, 1001], [None, 7], [None, None]]
 
 
+def test_series_below_a_prefix_are_in_the_order_that_a_person_counts_in(page: Page) -> None:
+    script = """({ Feed }, snapshot) => { const f = new Feed(); f.snapshot(snapshot);
+      f.delta({ seq: 101, at: 1001, series: { t: 1001, "level/12": 1, "level/2": 1, "level/1": 1, "levels": 1 } });
+      return f.below("level/"); }"""
+    assert run(page, "feed", script, SNAPSHOT) == ["level/1", "level/2", "level/12"]
+
+
 def test_events_are_the_same_however_the_stream_is_cut(page: Page) -> None:
     text = 'retry: 2000\n\nid: 7\nevent: snapshot\ndata: {"a": 1}\n\n: still here\n\n'
     text += "id: 8\r\nevent: delta\r\ndata: x\ndata: y\n\ndata: z"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import DashboardConfig, WireConfig
 from app.dashboard.replica import Dashboard, Target, folder_of
 from app.dashboard.store import RunsConfig
+from app.endpoints import DashboardConfig, WireConfig
 
 KEY = "a key of the tests"
 

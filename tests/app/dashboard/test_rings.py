@@ -1,5 +1,7 @@
 """Series and heat strips are bounded, and a time without a value is null."""
 
+import tracemalloc
+
 import pytest
 
 from app.dashboard.rings import BIN_S, BINS, HeatStrips, Rings, quantile
@@ -52,3 +54,25 @@ def test_an_engine_that_has_gone_has_no_strip() -> None:
 )
 def test_quantile(values: list[float], share: float, expected: float | None) -> None:
     assert quantile(values, share) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_series_that_pauses_for_less_than_the_ring_is_kept_with_its_place() -> None:
+    rings = Rings(keep=4)
+    for second in range(7):
+        rings.add(float(second), {"a": second} if second in (0, 2, 4) else {"b": -0.5})
+    assert rings.shown() == {
+        "t": [3.0, 4.0, 5.0, 6.0], "a": [None, 4.0, None, None], "b": [-0.5, None, -0.5, -0.5],
+    }  # fmt: skip
+
+
+def test_a_ring_takes_eight_bytes_for_a_value() -> None:
+    rings = Rings(keep=900)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for second in range(1000):
+            rings.add(float(second), {f"series {n}": second + n / 7 for n in range(50)})
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 51 * 900 * 8 * 1.1 + 20_000

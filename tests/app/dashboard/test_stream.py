@@ -43,12 +43,27 @@ async def test_a_reader_that_comes_back_gets_what_it_missed() -> None:
     assert kinds(stream.next(None)[1]) == [("snapshot", last)]
     assert kinds(stream.next(last - 3)[1]) == [("delta", last - 2), ("delta", last - 1), ("delta", last)]
     assert stream.next(last) == (last, b"")
+    # all readers of a delta get the same bytes
+    assert stream.next(last - 1)[1] is stream.next(last - 1)[1]
 
 
 @pytest.mark.parametrize("ago", [KEEP_S + 1, 100_000, -5])
 async def test_a_reader_whose_place_is_not_kept_gets_a_snapshot(ago: int) -> None:
     feed, stream = running(200)
     assert kinds(stream.next(feed.seq - ago)[1]) == [("snapshot", feed.seq)]
+
+
+async def test_deltas_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "KEEP_BYTES", 1000)
+    stream = Stream(lambda: {"seq": 9})
+    for seq in range(1, 10):
+        stream.add({"seq": seq, "text": "x" * 380})
+    # each has some 400 bytes
+    assert kinds(stream.next(7)[1]) == [("delta", 8), ("delta", 9)]
+    assert kinds(stream.next(6)[1]) == [("snapshot", 9)]
+    # one that is longer than all may be is kept: a reader that misses nothing else needs no snapshot
+    stream.add({"seq": 10, "text": "x" * 5000})
+    assert kinds(stream.next(9)[1]) == [("delta", 10)]
 
 
 async def test_a_snapshot_is_made_once_for_all_readers_of_a_second() -> None:

@@ -2,6 +2,7 @@
 
 const SEAM = 5; // deltas that may come once more around a snapshot
 const KEPT = { events: 500, latest: 50 };
+const COUNTING = new Intl.Collator("en", { numeric: true }).compare; // the order in which a person counts: 2 before 10
 
 export class Feed {
   #sorted = { membership: -1, groups: [] };
@@ -82,15 +83,14 @@ export class Feed {
   // The groups with the ids of their engines, both in the order that a person counts in; sorted only when engines come or go.
   groups() {
     if (this.#sorted.membership !== this.membership) {
-      const collator = new Intl.Collator("en", { numeric: true });
       const groups = new Map();
       for (const [id, engine] of this.engines) {
         const name = engine.group ?? id;
         if (!groups.has(name)) groups.set(name, []);
         groups.get(name).push(id);
       }
-      const found = [...groups].map(([name, ids]) => ({ name, ids: ids.sort(collator.compare) }));
-      this.#sorted = { membership: this.membership, groups: found.sort((a, b) => collator.compare(a.name, b.name)) };
+      const found = [...groups].map(([name, ids]) => ({ name, ids: ids.sort(COUNTING) }));
+      this.#sorted = { membership: this.membership, groups: found.sort((a, b) => COUNTING(a.name, b.name)) };
     }
     return this.#sorted.groups;
   }
@@ -113,9 +113,9 @@ export class Feed {
     return this.series[name]?.at(-1) ?? null;
   }
 
-  // Names of series below a prefix, such as the tiers of "bytes_per_s/tier/".
+  // Names of series below a prefix, such as the tiers of "bytes_per_s/tier/", in the order that a person counts in.
   below(prefix) {
-    return Object.keys(this.series).filter((name) => name.startsWith(prefix)).sort();
+    return Object.keys(this.series).filter((name) => name.startsWith(prefix)).sort(COUNTING);
   }
 }
 

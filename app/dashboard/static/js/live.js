@@ -102,3 +102,18 @@ export function onUpdate(listener) {
   listeners.update.add(listener);
   return () => listeners.update.delete(listener);
 }
+
+// The number of the latest event of one of these kinds, or null without one; the component is drawn again when it changes.
+export function useLatestEvent(kinds) {
+  const latest = () => feed.events.findLast((event) => kinds.includes(event.kind))?.seq ?? null;
+  const [seq, set] = useState(latest);
+  useEffect(() => {
+    const look = () => set(latest());
+    look();
+    return onUpdate(look);
+  }, [kinds.join()]);
+  return seq;
+}
+
+// A text that says that there is nothing, or that nobody knows yet: before the first data nothing may be called absent.
+export const orWaiting = (text) => (feed.seq === null ? "Waiting for the first data…" : text);

@@ -1,10 +1,10 @@
 // Control: policies, numbers of engines, single engines. Each change shows before and after, asks, and can be undone.
 
-import { html, useState } from "../lib.js";
+import { html, useEffect, useState } from "../lib.js";
 import { get, post, put } from "../api.js";
 import { differences, same, textOf, typeOf, valueOf } from "../forms.js";
 import { stateOf } from "../feed.js";
-import { useFeed } from "../live.js";
+import { useFeed, useLatestEvent } from "../live.js";
 import { Absent, BeforeAfter, Dialog, Empty, Message, Panel, Read, Role, State, Table, Tabs, WatchOnly, only, useChange, useRead } from "../ui.js";
 import { NONE, count, dateClock, seconds, short, words } from "../format.js";
 
@@ -50,74 +50,110 @@ const show = (value) => (value === undefined ? "not set" : short(value, 90));
 
 // --------------------------------------------------------------------------------------------------------- policies
 
+const OTHERS = ["policy", "router_found"]; // events after which the router's policies may be others than those that were read
+const RETRY_MS = 5000;
+
 function Policies({ may, done, onChanged }) {
-  const read = useRead(() => get("/api/policy"), done);
+  const latest = useLatestEvent(OTHERS);
+  // read once after each change, whoever made it; again only until it could be read
+  const read = useRead(() => get("/api/policy"), `${done} ${latest}`, RETRY_MS, () => true);
   const [stage, setStage] = useState("prefill");
   return html`<${Panel} title="Policies" name="policies" actions=${html`<${Tabs} tabs=${STAGES} at=${stage} onChange=${setStage} label="Stage" />`}>
     <${Read} read=${read} what="Asking the router">${(policy) => {
-      if (stage === "dispatch") {
-        return html`<${ParameterForm} key=${JSON.stringify(policy.dispatch)} stage="dispatch" current=${{ params: policy.dispatch }} may=${may} onChanged=${onChanged} />`;
-      }
+      if (stage === "dispatch") return html`<${ParameterForm} key=${stage} stage=${stage} current=${{ params: policy.dispatch }} may=${may} onChanged=${onChanged} />`;
       if (!policy[stage]) return html`<${Absent} what="KV transfers are not scheduled." why="There is no flow agent: set flow in the configuration to have transfers ordered." />`;
-      return html`<${ParameterForm} key=${stage + JSON.stringify(policy[stage])} stage=${stage} current=${policy[stage]} available=${policy.available?.[stage] ?? {}} may=${may} onChanged=${onChanged} />`;
+      return html`<${ParameterForm} key=${stage} stage=${stage} current=${policy[stage]} available=${policy.available?.[stage] ?? {}} may=${may} onChanged=${onChanged} />`;
     }}<//>
   <//>`;
 }
 
+// The form shows what is in use, and follows it. What a person has chosen and typed stays beside what others change meanwhile,
+// until it is sent or reset.
 function ParameterForm({ stage, current, available, may, onChanged }) {
-  const [name, setName] = useState(current.name);
-  const [texts, setTexts] = useState({});
+  // {name, texts, base, sent}: the policy that was chosen, what was typed by parameter, what was in use when that began, and
+  // whether it was sent and has not been read back
+  const [kept, keep] = useState(null);
   const [problem, setProblem] = useState(null);
   const [ask, setAsk] = useState(null);
-  const chosen = available ? available[name] ?? current : current;
-  const defaults = available?.[name]?.params ?? current.params;
-  const inUse = name === current.name ? current.params : defaults; // what the policy begins with, before anything is typed
-  const isDirty = name !== current.name || Object.entries(texts).some(([key, text]) => text !== textOf(inUse[key]));
+  const inUse = { name: current.name, params: current.params };
+  const defaultsOf = (name) => available?.[name]?.params ?? current.params;
+  // what a policy begins with, before anything is typed; one that was in use when it was edited keeps its parameters
+  const paramsOf = (name, base) => (name === current.name ? current.params : name === base?.name ? base.params : defaultsOf(name));
+  const isEdited = ({ name, texts, base, sent }) => !(sent && !same(base, inUse))
+    && (name !== current.name || Object.entries(texts).some(([key, text]) => text !== textOf(paramsOf(name, base)[key])));
+  const draft = kept && isEdited(kept) ? kept : null;
+  // what has come to be in use, because it was sent or by somebody else, must not come back as edited after a later change
+  useEffect(() => {
+    keep((last) => (last && !isEdited(last) ? null : last));
+  }, [JSON.stringify(inUse)]);
 
+  const name = draft ? draft.name : current.name, texts = draft?.texts ?? {};
+  const chosen = available ? available[name] ?? current : current;
+  const defaults = defaultsOf(name), begin = paramsOf(name, draft?.base);
+  const edit = (part) => keep({ name, texts, base: draft?.base ?? inUse, sent: false, ...part });
   const choose = (other) => {
-    setName(other);
-    setTexts({});
+    edit({ name: other, texts: {} });
     setProblem(null);
+  };
+  const reset = () => {
+    keep(null);
+    setProblem(null);
+  };
+  const sent = (change) => {
+    keep({ name, texts, base: inUse, sent: true });
+    onChanged(change);
   };
   const review = (event) => {
     event.preventDefault();
     let params;
     try {
-      params = Object.fromEntries(Object.keys(inUse).map((key) => [key, key in texts ? valueOf(texts[key], typeOf(defaults[key] ?? inUse[key]), key) : inUse[key]]));
+      params = Object.fromEntries(Object.keys(begin).map((key) => [key, key in texts ? valueOf(texts[key], typeOf(defaults[key] ?? begin[key]), key) : begin[key]]));
     } catch (error) {
       setProblem(error.message);
       return;
     }
     setProblem(null);
+    const before = name === current.name ? current.params : defaults;
     const changes = name !== current.name ? [[`${stage} policy`, current.name, name]] : [];
-    for (const [key, value] of Object.entries(params)) if (!same(value, inUse[key])) changes.push([`${stage}.${key}`, inUse[key], value]);
+    for (const [key, value] of Object.entries(params)) if (!same(value, before[key])) changes.push([`${stage}.${key}`, before[key], value]);
     if (!changes.length) {
       setProblem("Nothing differs from what is in use.");
       return;
     }
     const body = available
       ? { [stage]: { name, params: Object.fromEntries(Object.entries(params).filter(([key, value]) => !same(value, defaults[key]))) } }
-      : { dispatch: Object.fromEntries(Object.entries(params).filter(([key, value]) => !same(value, inUse[key]))) };
+      : { dispatch: Object.fromEntries(Object.entries(params).filter(([key, value]) => !same(value, before[key]))) };
     setAsk({
       title: available ? `Change the ${stage} policy` : "Change the dispatcher's limits", changes, confirm: "Change",
       text: "It holds from the next decision on, until the router restarts.", act: () => put("/api/policy", body),
     });
   };
   return html`<form onSubmit=${review} class="params-form">
+    ${draft && !draft.sent && html`<${Meanwhile} changes=${differences(draft.base, inUse)} />`}
     ${available && html`<label class="field">Policy <select aria-label="Policy" value=${name} ...${only(may)} onChange=${(e) => choose(e.target.value)}>
       ${Object.keys(available).sort().map((one) => html`<option key=${one} value=${one}>${one}${one === current.name ? " (in use)" : ""}</option>`)}</select></label>`}
     ${chosen.formula && html`<p class="formula-line mono">${chosen.formula}</p>`}
-    ${Object.keys(inUse).length === 0 ? html`<${Empty}>This policy has no parameters.<//>` : html`<div class="table-box" tabindex="0" role="group" aria-label="Parameters"><table class="params">
+    ${Object.keys(begin).length === 0 ? html`<${Empty}>This policy has no parameters.<//>` : html`<div class="table-box" tabindex="0" role="group" aria-label="Parameters"><table class="params">
       <thead><tr><th scope="col">Parameter</th><th scope="col">Type</th><th scope="col" class="n">${available ? "Default" : "In use"}</th><th scope="col">Value</th></tr></thead>
-      <tbody>${Object.keys(inUse).map((key) => html`<${Parameter} key=${`${name} ${key}`} name=${key} value=${inUse[key]} fallback=${defaults[key]} text=${texts[key]} may=${may}
-        onInput=${(text) => setTexts({ ...texts, [key]: text })} />`)}</tbody></table></div>`}
+      <tbody>${Object.keys(begin).map((key) => html`<${Parameter} key=${`${name} ${key}`} name=${key} value=${begin[key]} fallback=${defaults[key]} text=${texts[key]} may=${may}
+        onInput=${(text) => edit({ texts: { ...texts, [key]: text } })} />`)}</tbody></table></div>`}
     ${problem && html`<${Message} level="error">${problem}<//>`}
     <div class="buttons">
-      <button type="button" disabled=${!isDirty} onClick=${() => choose(current.name)}>Reset</button>
-      <button type="submit" class="primary" ...${only(may, !isDirty)}>Review the change</button>
+      <button type="button" disabled=${!draft} onClick=${reset}>Reset</button>
+      <button type="submit" class="primary" ...${only(may, !draft)}>Review the change</button>
     </div>
-    ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${onChanged} />`}
+    ${ask && html`<${Ask} ask=${ask} onClose=${() => setAsk(null)} onChanged=${sent} />`}
   </form>`;
+}
+
+const MOST_TOLD = 4;
+
+// Says what has changed under a form that is being edited.
+function Meanwhile({ changes }) {
+  if (!changes.length) return null;
+  const told = changes.slice(0, MOST_TOLD).map(([path, before, after]) => `${path === "name" ? "policy" : path.replace(/^params\./, "")} ${show(before)} → ${show(after)}`);
+  const more = changes.length - told.length;
+  return html`<${Message} level="warn"><b>Changed meanwhile:</b> ${told.join(", ")}${more > 0 && `, and ${more} more`}. What you chose and typed stays; Reset shows what is in use.<//>`;
 }
 
 function Parameter({ name, value, fallback, text, may, onInput }) {
@@ -258,8 +294,11 @@ function OneEngine({ may, onChanged }) {
 
 // ------------------------------------------------------------------------------------------------------------ audit
 
+const ADMINS = ["admin"]; // events after which the log has another line
+
 function Audit({ may, done, onChanged }) {
-  const read = useRead(() => get("/api/audit"), done, 10000);
+  const latest = useLatestEvent(ADMINS);
+  const read = useRead(() => get("/api/audit"), `${done} ${latest}`, 10000);
   const [ask, setAsk] = useState(null);
   return html`<${Panel} title="Audit log" wide=${true}><${Read} read=${read} what="Reading the log">${({ changes }) => html`
     <${Table} label="Audit log" empty="Nothing has been changed from here since the dashboard started." columns=${[

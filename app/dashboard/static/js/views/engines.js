@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib.js";
 import { get } from "../api.js";
 import { stateOf, totals } from "../feed.js";
-import { onUpdate, useFeed } from "../live.js";
+import { onUpdate, orWaiting, useFeed } from "../live.js";
 import { Bar, Empty, Panel, Role, State, Tabs, classes } from "../ui.js";
 import { HeatScale, HeatStrip, context, heatColour } from "../heat.js";
 import { colour, onTheme } from "../theme.js";
@@ -47,10 +47,10 @@ export function Engines() {
   return html`<div class="view-head">
       <${Tabs} tabs=${Object.entries(MEASURES).map(([id, [title]]) => [id, title])} at=${measure} onChange=${setMeasure} label="What the map shows" />
       <label class="inline">Find <input type="search" value=${filter} placeholder="id, role, node, state" onInput=${(e) => setFilter(e.target.value)} /></label>
-      <span class="note">${count(feed.engines.size)} engines in ${groups.length} ${groups.length === 1 ? "group" : "groups"}</span>
+      <span class="note">${feed.engines.size > 0 && `${count(feed.engines.size)} ${feed.engines.size === 1 ? "engine" : "engines"} in ${groups.length} ${groups.length === 1 ? "group" : "groups"}`}</span>
       <span class="grow"></span><${HeatScale} />
     </div>
-    ${feed.engines.size === 0 ? html`<${Empty}>No engine has announced itself to the router yet.<//>` : html`
+    ${feed.engines.size === 0 ? html`<${Empty}>${orWaiting("No engine has announced itself to the router yet.")}<//>` : html`
       <${Panel} title="Fleet" unit=${`one cell per engine, ${MEASURES[measure][0]}`} name="map-panel"><${FleetMap} groups=${groups} measure=${measure} onPick=${pick} picked=${picked} /><//>
       <${Lanes} rows=${rows} feed=${feed} onToggle=${toggle} picked=${picked} onPick=${setPicked} />`}`;
 }
@@ -177,7 +177,9 @@ function Lanes({ rows, feed, onToggle, picked, onPick }) {
   }, []);
   useEffect(() => {
     const at = rows.findIndex((row) => row.id === picked);
-    if (at >= 0) box.current.scrollTop = Math.max(0, tops[at] - 3 * LANE);
+    const { scrollTop, clientHeight } = box.current;
+    const inSight = at >= 0 && tops[at] >= scrollTop && tops[at] + LANE <= scrollTop + clientHeight;
+    if (at >= 0 && !inSight) box.current.scrollTop = Math.max(0, tops[at] - 3 * LANE);
   }, [picked]);
   const shown = [];
   for (let at = 0; at < rows.length; at += 1) {
@@ -186,6 +188,11 @@ function Lanes({ rows, feed, onToggle, picked, onPick }) {
     shown.push(at);
   }
   const heat = useHeat(shown.map((at) => rows[at].id).filter(Boolean).slice(0, MOST_HEAT));
+  // whoever closes the details by the keyboard goes on at the lane from which they were opened
+  const close = () => {
+    (box.current.querySelector(".lane.picked .id") ?? box.current).focus();
+    onPick(null);
+  };
   return html`<section class="panel lanes-panel" aria-label="Lanes">
     <div class="lane lane-names" aria-hidden="true">
       <span>engine</span><span>role</span><span>state</span><span>slots in use</span><span class="n">waiting</span><span>KV in use</span>
@@ -202,7 +209,7 @@ function Lanes({ rows, feed, onToggle, picked, onPick }) {
         })}
       </div>
     </div>
-    ${picked && feed.engines.has(picked) && html`<${Details} engine=${feed.engines.get(picked)} onClose=${() => onPick(null)} />`}
+    ${picked && feed.engines.has(picked) && html`<${Details} engine=${feed.engines.get(picked)} onClose=${close} />`}
   </section>`;
 }
 
@@ -212,7 +219,7 @@ function GroupHead({ row, feed, style, onToggle }) {
   return html`<div class="lane-group" style=${style}>
     <button type="button" class="fold" aria-expanded=${String(row.open)} onClick=${() => onToggle(row.group)}>
       <span aria-hidden="true">${row.open ? "▾" : "▸"}</span> ${row.group}</button>
-    <span>${sum.engines} engines: ${states}</span>
+    <span>${count(sum.engines)} ${sum.engines === 1 ? "engine" : "engines"}: ${states}</span>
     <span class="live">slots ${count(sum.running)} of ${count(sum.slots)}</span>
     <span class="live">waiting ${count(sum.waiting)}</span>
     <span class="live">KV ${percent(sum.kv, 0)} mean, ${percent(sum.kvMost, 0)} most</span>

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../lib.js";
 import { LiveChart, colourOf } from "../chart.js";
-import { useFeed } from "../live.js";
+import { orWaiting, useFeed } from "../live.js";
 import { Absent, Empty, Tabs } from "../ui.js";
 import { bytesRate, clock, count, percent, rate, seconds } from "../format.js";
 
@@ -81,7 +81,7 @@ function Events({ events }) {
     <header class="panel-head"><h2>Events</h2><span class="grow"></span>
       <${Tabs} tabs=${[["all", "all"], ["trouble", "trouble"]]} at=${level} onChange=${setLevel} label="Events shown" /></header>
     ${chosen.length === 0
-      ? html`<${Empty}>${events.length ? "No trouble among the latest events." : "Nothing has happened since the dashboard started."}<//>`
+      ? html`<${Empty}>${events.length ? "No trouble among the latest events." : orWaiting("Nothing has happened since the dashboard started.")}<//>`
       : html`<ol class="event-list" tabindex="0" aria-label="Latest events">${chosen.map((event) => html`<li key=${event.seq} class=${`event ${event.level}`}>
           <time>${clock(event.at)}</time><span class="kind">${EVENT_WORDS[event.kind] ?? event.kind}</span><span class="text">${event.text}</span></li>`)}</ol>`}
   </section>`;

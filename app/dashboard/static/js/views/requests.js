@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../lib.js";
 import { get } from "../api.js";
 import { six, stageOf, termsOf, valued, withNumbers } from "../explain.js";
-import { useFeed } from "../live.js";
+import { orWaiting, useFeed } from "../live.js";
 import { Empty, Message, Panel, Read, State, Table, Tabs, classes, useRead } from "../ui.js";
 import { NONE, bytes, clock, count, known, number, seconds, short, words } from "../format.js";
 
@@ -25,13 +25,13 @@ export function Requests({ rest, go }) {
     <section class="panel request-list" aria-label="Requests">
       <header class="panel-head">
         <${Tabs} tabs=${LISTS} at=${list} onChange=${setList} label="Which requests" />
-        ${list === "latest" && html`<button type="button" aria-pressed=${String(frozen !== null)} onClick=${() => freeze(frozen ? null : feed.requests.latest)}>
+        ${list === "latest" && html`<button type="button" onClick=${() => freeze(frozen ? null : feed.requests.latest)}>
           ${frozen ? "Go on" : "Hold"}</button>`}
         <form onSubmit=${submit} class="inline"><label class="inline">Id <input type="search" class="mono" value=${find} placeholder="x-request-id" onInput=${(e) => setFind(e.target.value)} /></label>
           <button type="submit">Show</button></form>
       </header>
       ${requests.length === 0
-        ? html`<${Empty}>${list === "latest" ? "No request has ended since the dashboard started." : "No request has missed anything yet."}<//>`
+        ? html`<${Empty}>${orWaiting(list === "latest" ? "No request has ended since the dashboard started." : "No request has ended in the last 15 minutes.")}<//>`
         : html`<div class="table-box tall" tabindex="0" role="group" aria-label="Requests"><table class="pick">
           <thead><tr><th scope="col">Request</th><th scope="col">Result</th><th scope="col" class="n">TTFT</th>
             <th scope="col" class="n">TPOT</th><th scope="col" class="n">Whole</th><th scope="col" class="n">Tokens</th></tr></thead>

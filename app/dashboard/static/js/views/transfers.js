@@ -2,7 +2,7 @@
 
 import { html, useState } from "../lib.js";
 import { LiveChart, colourOf } from "../chart.js";
-import { useFeed } from "../live.js";
+import { orWaiting, useFeed } from "../live.js";
 import { Absent, Bar, Panel, Table } from "../ui.js";
 import { NONE, bytes, bytesRate, clock, count, known, percent, seconds } from "../format.js";
 
@@ -32,11 +32,11 @@ export function Transfers() {
   const chosen = [...fitting].sort((a, b) => (b.bytes_per_s ?? 0) - (a.bytes_per_s ?? 0)).slice(0, MOST_PAIRS);
   return html`<div class="transfers">
     <${LiveChart} window_s=${300} title="KV moved by network tier" unit="bytes/s" format=${bytesRate}
-      groups=${series(feed.below("bytes_per_s/tier/"), "tier")} empty="Nothing has been moved yet." />
+      groups=${series(feed.below("bytes_per_s/tier/"), "tier")} empty=${orWaiting("Nothing has been moved yet.")} />
     ${feed.absent.flow
       ? html`<${Panel} title="KV moved by priority level"><${Absent} what="KV transfers have no priority levels here." why=${feed.absent.flow} /><//>`
       : html`<${LiveChart} window_s=${300} title="KV moved by priority level" unit="bytes/s" format=${bytesRate}
-          groups=${series(feed.below("bytes_per_s/level/"), "level")} empty="Nothing has been moved yet." />`}
+          groups=${series(feed.below("bytes_per_s/level/"), "level")} empty=${orWaiting("Nothing has been moved yet.")} />`}
     <${Panel} title="Time of a transfer" name="figures-panel">
       <div class="figures">
         <${Figure} name="transfer, median" value=${seconds(took?.p50)} /><${Figure} name="transfer, 95th percentile" value=${seconds(took?.p95)} />
@@ -46,9 +46,9 @@ export function Transfers() {
         { name: "level", title: "Level", number: true }, { name: "rate", title: "Now", number: true }, { name: "held", title: "Held now", number: true }, { name: "time", title: "Held for, p95", number: true }]}
         rows=${levels.map((one) => ({ key: one.level, level: one.level, rate: live(bytesRate(one.bytes_per_s)), held: live(count(one.held)), time: live(seconds(one.held_s)) }))} />`}
     <//>
-    <${Panel} title="Bandwidth by pair" wide=${true} note=${`${count(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}${fitting.length > MOST_PAIRS ? `, the ${MOST_PAIRS} busiest shown` : ""}`}
+    <${Panel} title="Bandwidth by pair" wide=${true} note=${feed.transfers && `${count(pairs.length)} ${pairs.length === 1 ? "pair" : "pairs"}${fitting.length > MOST_PAIRS ? `, the ${MOST_PAIRS} busiest shown` : ""}`}
       actions=${html`<label class="inline">Find <input type="search" value=${find} placeholder="engine or node" onInput=${(e) => setFind(e.target.value)} /></label>`}>
-      <${Table} label="Bandwidth by pair" columns=${PAIRS} empty=${pairs.length ? "No pair fits." : "No pair of engines has moved KV yet."} rows=${chosen.map((pair) => {
+      <${Table} label="Bandwidth by pair" columns=${PAIRS} empty=${pairs.length ? "No pair fits." : orWaiting("No pair of engines has moved KV yet.")} rows=${chosen.map((pair) => {
         const ratio = known(pair.learnt_bytes_per_s) && pair.configured_bytes_per_s ? pair.learnt_bytes_per_s / pair.configured_bytes_per_s : null;
         return {
           key: `${pair.from} ${pair.to}`, from: clipped(pair.from), to: clipped(pair.to), tier: pair.tier ?? NONE, now: live(bytesRate(pair.bytes_per_s)), learnt: bytesRate(pair.learnt_bytes_per_s),
@@ -58,7 +58,7 @@ export function Transfers() {
       })} />
     <//>
     <${Panel} title="Slowest transfers" wide=${true}>
-      <${Table} label="Slowest transfers" columns=${SLOWEST} empty="Nothing has been moved yet." rows=${slowest.map((one) => ({
+      <${Table} label="Slowest transfers" columns=${SLOWEST} empty=${orWaiting("Nothing has been moved yet.")} rows=${slowest.map((one) => ({
         key: `${one.id} ${one.at} ${one.to}`, id: html`<a href=${`#/requests/${encodeURIComponent(one.id)}`} class="mono">${one.id}</a>`, at: clock(one.at), from: clipped(one.from), to: clipped(one.to),
         bytes: bytes(one.bytes), seconds: seconds(one.seconds), held: seconds(one.held_s), level: one.level ?? NONE, tier: one.tier ?? NONE,
       }))} />
