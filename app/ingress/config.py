@@ -115,8 +115,8 @@ class IngressConfig:
     fallback_wait_s: Annotated[float, Number(above=0, unit="s")] = 60.0
     """Longest wait for room at an engine while there is no router; after it a request is rejected with 503."""
     fallback_admission: Annotated[str, OneOf(tuple(ADMISSION))] = DEFAULT
-    """Admission policy while there is no router, with its default parameters, whatever the router's is. It goes by the
-    rates that this replica sees of its own requests from then on.
+    """Admission policy while there is no router, with its default parameters. A served application has the one that
+    `router.admission` names, where nothing else is given. It goes by the rates that this replica sees meanwhile.
     """
     expects_prefill: bool = False
     """Whether the deployment has prefill engines; the replica is then not ready before one of them or a colocated one

@@ -15,7 +15,7 @@ Tenants have their shares as at a router with the default policy (`policies.fair
 The counters begin anew each time it opens, and each replica has its own. It has no forecasts: an output is expected to
 be as long as the tenant's last ones.
 
-What would miss its objective is refused by the admission policy `fallback_admission`, as a router does, and what has
+What would miss its objective is refused by the admission policy `fallback_admission`, as by a router, and what has
 become late is shed; no retry and nothing that goes on after a migration is. The rates are measured anew each time it
 opens, from this replica's requests alone, those that it takes over among them. What other replicas have at the engines
 is seen by what it costs: a prompt that waits there behind theirs counts as slow, and of slots and KV only the share is
