@@ -22,7 +22,7 @@ class RetryPolicy:
 
     `max_retries` is the number of attempts after the first; 0 switches retries off. The module's formula has
     `base_delay_s` and `max_delay_s`. If the server asks for a wait above `max_retry_after_s`, the error is raised at
-    once; by default that is longer than Sluice asks for in any overload.
+    once; the default is the longest that Sluice asks for in an overload.
     """
 
     max_retries: int = 3

@@ -683,6 +683,7 @@ class Life(Effects):
             self.retries += 1
             if restarts:
                 self.output_tokens, self.times.first_s, self._interrupted_s = 0, None, None
+                self._idle_at_s = math.inf
                 self.restart()
             self.retried(task, code)
         self._begin(now_s, code not in troubles.OFF_BUDGET, self._repeats if again else 0)
