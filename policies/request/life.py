@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from policies.request import events as ev
 from policies.request import troubles
 from policies.request.effects import Begins, Blame, Effects, Failure
-from policies.request.retry_after import told_s
+from policies.request.retry_after import named_s
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 
@@ -471,7 +471,7 @@ class Life(Effects):
             trouble = f"{_NOT_WOKEN[event.reason]}{event.detail and f' ({event.detail})'}"
         elif event.detail:
             trouble += f": {event.detail}"
-        retry_after_s = told_s(event.retry_after_s, self.attempt_id)
+        retry_after_s = named_s(event.retry_after_s, self.attempt_id)
         message = f"{trouble}; try again in {retry_after_s:.0f} s."
         if event.status == 500:
             message = f"The router could not decide this request ({reason}); its log says why."
