@@ -117,12 +117,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         )
     ingress = config.ingress.resolved(len(usable_cores()))
     expects_prefill = any(group.role == "prefill" and group.replicas for group in config.engines)
+    read = (config.model, ingress, expects_prefill, config.wire)
     return _application(
         IngressReplica,
         "Ingress",
-        (config.model, ingress, expects_prefill, config.wire),
+        (*read, config.router.admission.name),
         router,
         *engines,
+        # replicas that start know the admission policy, and none that runs is restarted for it
+        versioned=read,
         num_replicas=ingress.replicas,
         drain_s=float(config.ingress.options.get("drain_s", DRAIN_S)),
         # The ingress bounds its requests itself and answers 429; a queue in Serve's proxy would hide that.

@@ -18,16 +18,16 @@ One state machine (`policies/request/life.py`) runs live in the ingress and in v
 comes in, effects go out, and the next stage is one of those that the table lists. An event that the table does not list
 for a stage changes nothing and is counted (`sluice_refused_events_total`).
 
-A request may be cancelled, and may pass its deadline, in every stage but DONE; both lead to DONE and are left out of
-the picture, and so are events that change no stage. A failed attempt leads to the next one, in QUEUED. While there is
-no router, the ingress has one of its own (`app/ingress/fallback.py`), so there is always a router that decides. At each
-change of routers, the request tells the new one of itself (Unknown).
+A request may be cancelled, pass its deadline, or be without a further token for too long, in every stage but DONE.
+These events lead to DONE and are left out of the picture, and so are events that change no stage. A failed attempt
+leads to the next one, in QUEUED. While there is no router, the ingress has one of its own (`app/ingress/fallback.py`),
+so there is always a router that decides. At each change of routers, the request tells the new one of itself (Unknown).
 
 """
 
 ROWS = [(stage, event, row) for stage, rows in TABLE.items() for event, row in rows.items()]
 
-_EVERYWHERE = {"Cancel", "DeadlinePassed"}
+_EVERYWHERE = {"Cancel", "DeadlinePassed", "IdleTooLong"}
 
 _HELD = {
     Stage.QUEUED: "nothing",

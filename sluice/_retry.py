@@ -22,13 +22,13 @@ class RetryPolicy:
 
     `max_retries` is the number of attempts after the first; 0 switches retries off. The module's formula has
     `base_delay_s` and `max_delay_s`. If the server asks for a wait above `max_retry_after_s`, the error is raised at
-    once.
+    once; the default is the longest that Sluice asks for in an overload.
     """
 
     max_retries: int = 3
     base_delay_s: float = 0.25
     max_delay_s: float = 8.0
-    max_retry_after_s: float = 60.0
+    max_retry_after_s: float = 75.0
 
     def __post_init__(self) -> None:
         if self.max_retries < 0:

@@ -39,7 +39,8 @@ _ANSWERS: dict[int, str] = {
     500: "A fault of the server; its log says more.",
     502: "Engines failed before the first token, and retries are used up.",
     503: "Not ready, overloaded or shutting down.",
-    504: "The request took longer than it or the server allows, or the router did not answer in time.",
+    504: "The request took longer than it or the server allows, no further token came for too long, or the router did "
+    "not answer in time.",
 }
 
 _REQUEST_ID = {

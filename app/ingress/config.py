@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from app.api.extensions import MAX_PRIORITY, PRIORITY_OF_CLASS, Class, ClassSlo
-from policies.routing.params import Number, Whole, check
+from policies.admission.registry import ADMISSION, DEFAULT
+from policies.routing.params import Number, OneOf, Whole, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class IngressConfig:
     """
     token_gap_limit_s: Annotated[float, Number(above=0)] = 120.0
     """Longest time between two tokens of a request; vLLM may preempt a request for others of a higher priority."""
+    idle_limit_s: Annotated[float, Number(above=0)] = 600.0
+    """Longest time without a further token of an answer that has some, over all its engines and the waits between them;
+    then it ends with 504 `idle`. It is for requests that may take longer than this in all, by an API key of their own.
+    Below `token_gap_limit_s` an answer ends before another engine could go on with it.
+    """
     drain_s: Annotated[float, Number(above=0)] = 15.0
     """Time that running answers have to end when this replica is stopped. Then the rest end with an error."""
     lease_margin_s: Annotated[float, Number(above=0)] = 2.0
@@ -102,8 +108,16 @@ class IngressConfig:
     """Sequences of this replica's requests that may wait for a prefill engine while there is no router; a request has
     one for each of its choices.
     """
+    fallback_queue_tokens: Annotated[int, Whole(1, unit="tokens")] | None = None
+    """Prompt tokens of this replica's requests that may wait for a prefill engine while there is no router; null sets
+    no bound.
+    """
     fallback_wait_s: Annotated[float, Number(above=0, unit="s")] = 60.0
     """Longest wait for room at an engine while there is no router; after it a request is rejected with 503."""
+    fallback_admission: Annotated[str, OneOf(tuple(ADMISSION))] = DEFAULT
+    """Admission policy while there is no router, with its default parameters. A served application has the one that
+    `router.admission` names, where nothing else is given. It goes by the rates that this replica sees meanwhile.
+    """
     expects_prefill: bool = False
     """Whether the deployment has prefill engines; the replica is then not ready before one of them or a colocated one
     is.

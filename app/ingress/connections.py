@@ -86,6 +86,9 @@ IDLE_SWEEPS = 10
 decides, and no link to an engine is new, missing or retired. Whatever changes this ends the longer pause at once.
 """
 
+MOST_WAIT_S = 86_400.0
+"""Longest wait that a router may have a client told: a day. No router of ours names more than a minute."""
+
 LATE_S = 1.0
 """Delay of a sweep from which this process counts as held up. ASSUMPTION: a loop is never that late of itself."""
 
@@ -162,6 +165,7 @@ class IngressConnections:
             config.prefill_limit_s,
             config.transfer_limit_s,
             config.token_gap_limit_s,
+            config.idle_limit_s,
         )
         self.live: dict[str, Connected] = {}
         self.alarms = Alarms(config.sweep_interval_s)
@@ -499,6 +503,8 @@ class IngressConnections:
             case Reject():
                 if not 400 <= message.status <= 599:
                     raise WireError(f"a router rejects with status {message.status}, which is no error's")
+                if not 0 <= message.retry_after_s <= MOST_WAIT_S:
+                    raise WireError(f"a router has a client wait for {message.retry_after_s} s")
                 why = message.reason, message.retry_after_s, message.detail
                 self._happens(message.attempt_id, ev.Reject(message.status, *why))
             case Unknown():

@@ -13,8 +13,13 @@ the engines' reports nor where prompts are cached; it joins the shortest queue.
 
 Tenants have their shares as at a router with the default policy (`policies.fairness`), whatever the configured one is.
 The counters begin anew each time it opens, and each replica has its own. It has no forecasts: an output is expected to
-be as long as the tenant's last ones. Admission by predicted wait (`policies.admission`) does not hold here: nothing is
-refused before the queue is full or the wait too long.
+be as long as the tenant's last ones.
+
+What would miss its objective is refused by the admission policy `fallback_admission`, as by a router, and what has
+become late is shed; no retry and nothing that goes on after a migration is. The rates are measured anew each time it
+opens, from this replica's requests alone, those that it takes over among them. What other replicas have at the engines
+is seen by what it costs: a prompt that waits there behind theirs counts as slow, and of slots and KV only the share is
+expected. Until the first rates are known, waiting alone makes a request late.
 """
 
 import asyncio
@@ -46,6 +51,7 @@ from actors.wire.messages import (
     Submit,
 )
 from app.ingress.config import IngressConfig
+from policies.admission.registry import admission_policy
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.fairness.registry import DEFAULT, fairness_policy
@@ -91,10 +97,12 @@ class LocalRouter:
     ) -> None:
         self._limits = DispatchConfig(
             max_queue=config.fallback_queue,
+            max_queue_tokens=config.fallback_queue_tokens,
             queue_timeout_s=config.fallback_wait_s,
             status_stale_s=NEVER_STALE_S,
             absence_s=HOLD_S,
         )
+        self._admission = admission_policy(config.fallback_admission)
         self._now_s, self._answer, self._decided = now_s, answer, decided
         self._loop = asyncio.get_running_loop()
         self._dispatcher: Dispatcher | None = None
@@ -109,8 +117,8 @@ class LocalRouter:
         yet.
         """
         policy = JoinShortestQueue()
-        shares = fairness_policy(DEFAULT)
-        self._dispatcher, self.is_open = Dispatcher(self._limits, policy, policy, fairness=shares), True
+        self._dispatcher = Dispatcher(self._limits, policy, policy, self._admission, fairness_policy(DEFAULT))
+        self.is_open = True
         self._share, self._known = max(1, replicas), {}
         self._feed(ev.StandbyChanged(self._now_s(), standby))
         self.engines(engines)

@@ -161,6 +161,11 @@ INGRESS: tuple[Metric, ...] = (
         "Streams that were cut because their client left more than `slow_client_bytes` unread.",
     ),
     counter(
+        "sluice_idle_answers_total",
+        "answers",
+        "Answers that had begun and ended with an error because no further token came for `idle_limit_s`.",
+    ),
+    counter(
         "sluice_internal_errors_total",
         "errors",
         "Faults of the ingress itself that were logged and survived; each one is a bug.",
@@ -270,6 +275,7 @@ class IngressMetrics:
         self.silent_peers = self._counter("sluice_silent_peers_total")
         self._listener_refusals = self._counter("sluice_listener_refusals_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
+        self.idle_answers = self._counter("sluice_idle_answers_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
         self.traces = self._counter("sluice_traces_total")
         self._tenant_requests = self._counter("sluice_tenant_requests_total")

@@ -82,6 +82,7 @@ class IngressReplica:
         group: IngressGroupConfig,
         expects_prefill: bool,
         wire: WireConfig,
+        admission: str,
         router: Any,
         *engines: Any,
     ) -> None:
@@ -99,6 +100,7 @@ class IngressReplica:
             "key_file": os.environ.get("SLUICE_KEY_FILE", ""),
             "quota_redis": os.environ.get("SLUICE_QUOTA_REDIS", ""),
             "audit_log": str(user_folder() / f"audit-{group.port}"),
+            "fallback_admission": admission,
             **group.options,
             "replica_id": me.id,
             "replicas": group.replicas or 1,

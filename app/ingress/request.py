@@ -42,7 +42,7 @@ from policies.request.ended import RequestEnd, Tally
 from policies.request.life import Life
 from policies.request.stage import LoanEnd, Outcome, Stage, Task
 from policies.request.terms import Terms
-from policies.request.troubles import NOT_RESUMABLE, URGENCY, within_budget
+from policies.request.troubles import IDLE, NOT_RESUMABLE, URGENCY, within_budget
 from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
@@ -509,6 +509,8 @@ class IngressRequest(Connected):
             )  # fmt: skip
             if failure.code == blamed.code:
                 message = told_of(blamed)
+        if failure.code == IDLE:
+            self._connections.metrics.idle_answers.inc()
         if failure.code == "deadline" and self.spec.limits_itself:
             message = "The request took longer than its 'x-sluice-timeout-s' allows."
             self.timed_out = self.times.routed_s is not None

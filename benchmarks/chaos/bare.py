@@ -205,6 +205,7 @@ class Application:
         options: dict[str, Any] = {
             "served_names": ("sim",),
             "expects_prefill": True,
+            "fallback_admission": self._config.router.admission.name,
             **group.options,
             "replica_id": replica_id,
         }

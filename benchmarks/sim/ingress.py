@@ -9,7 +9,8 @@ the same. The simulation deviates in these points:
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
 - An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
-- An engine reports only the first and the last token of its output, so no gap between tokens is too long.
+- An engine reports only the first and the last token of its output, so no gap between tokens is too long, and no answer
+  is idle: neither limit is set.
 """
 
 import math

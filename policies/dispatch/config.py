@@ -36,6 +36,8 @@ class DispatchConfig:
     come, those that would be served last are rejected with 429, but none of a tenant that has less in the queue than
     that of the request which came. A request that waits alone is never too large.
     """
+    # no default, because the right number is the speed of the prefill workers, which is not known before they have
+    # served, times `queue_timeout_s`; the wait, and the memory of prompts (at the ingresses), are bounded without it
     max_queue_tokens: Annotated[int, Whole(1, unit="tokens")] | None = None
     """Most prompt tokens of requests that may wait for a prefill worker, by the rule of `max_queue`; null sets no
     bound.

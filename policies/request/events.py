@@ -181,6 +181,10 @@ class DeadlinePassed(NamedTuple):
     """The request's total time is over."""
 
 
+class IdleTooLong(NamedTuple):
+    """No further token of a request that has output has come for too long, over all its attempts."""
+
+
 class StageOverdue(NamedTuple):
     """The present stage has lasted too long: in POOLED a margin before the lease ends, in DECODING since the last
     token.
@@ -205,5 +209,6 @@ Event = (
     | Unknown
     | Cancel
     | DeadlinePassed
+    | IdleTooLong
     | StageOverdue
 )

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from policies.request import events as ev
 from policies.request import troubles
 from policies.request.effects import Begins, Blame, Effects, Failure
+from policies.request.retry_after import named_s
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 
@@ -82,6 +83,9 @@ class Limits:
     An engine has stalled for a request if the prompt takes longer than `prefill_s`, or reading the KV longer than
     `transfer_s`, or if no token comes for `token_gap_s`. It may have the request wait for a slot before it reads, for
     as long as the lease lasts; when that has been over for `transfer_s`, it has stalled, too.
+
+    A request that has output ends when no further token has come for `idle_s`, in whatever stage it is then: other
+    attempts, and the waits between them, do not begin that time anew.
     """
 
     max_retries: int
@@ -90,6 +94,7 @@ class Limits:
     prefill_s: float = math.inf
     transfer_s: float = math.inf
     token_gap_s: float = math.inf
+    idle_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -128,11 +133,12 @@ class Life(Effects):
     """
 
     __slots__ = (
-        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s", "_wants_budget",
-        "admission", "arrived_s", "attempt_id", "attempts", "avoid", "carried_tokens", "choices", "deadline_s",
-        "decode_engine", "decode_rank", "former_lender", "goes_on_s", "kills", "kv_failures", "lease_until_s",
-        "lender", "lent", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine", "prefill_rank",
-        "prefilled", "retries", "route", "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
+        "_ask_s", "_held_until_s", "_idle_at_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s",
+        "_wants_budget", "admission", "arrived_s", "attempt_id", "attempts", "avoid", "carried_tokens", "choices",
+        "deadline_s", "decode_engine", "decode_rank", "former_lender", "goes_on_s", "kills", "kv_failures",
+        "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine",
+        "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times", "unfinished",
+        "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
@@ -150,6 +156,8 @@ class Life(Effects):
         self.on_budget = self._wants_budget = False
         self.goes_on_s: float | None = None
         self._held_until_s = 0.0
+        # when no token will have come for too long; it may lag behind the last token until `wake` looks
+        self._idle_at_s = math.inf
         # time of the last token before a migration, until the first token after it
         self._interrupted_s: float | None = None
         self.avoid: tuple[str, ...] = ()
@@ -204,6 +212,7 @@ class Life(Effects):
         self.kills, self._killed_at = other.kills, other._killed_at
         self.avoid, self._repeats = other.avoid, other._repeats
         self.times.first_s, self._interrupted_s = other.times.first_s, other._interrupted_s
+        self._idle_at_s = other._idle_at_s
 
     # ---------------------------------------------------------------------------------------------- the runner
 
@@ -222,36 +231,50 @@ class Life(Effects):
         return True
 
     def wake(self, now_s: float) -> None:
-        """Handles the passing of time: from `wake_at_s` on, a passed deadline or an overdue stage becomes an event."""
+        """Handles the passing of time: from `wake_at_s` on, a passed deadline or an overdue stage becomes an event, and
+        so does an answer to which no token was added for too long.
+        """
         if now_s < self.wake_at_s:
             return
         last_s = self.times.last_s
-        # the gap is looked at here and not at each token, which would cost a timer a token
-        if self.stage is _DECODING and last_s is not None:
-            self._until_s = max(self._until_s, last_s + self.limits.token_gap_s)
+        # gaps are looked at here and not at each token, which would cost a timer a token
+        if last_s is not None:
+            self._idle_at_s = max(self._idle_at_s, last_s + self.limits.idle_s)
+            if self.stage is _DECODING:
+                self._until_s = max(self._until_s, last_s + self.limits.token_gap_s)
         if now_s >= self.deadline_s:
             self.on(ev.DeadlinePassed(), now_s)
+        elif now_s >= self._idle_at_s:
+            self.on(ev.IdleTooLong(), now_s)
         elif now_s >= self._until_s:
             self.on(ev.StageOverdue(), now_s)
         elif now_s >= self._ask_s:
             self.on(ev.RenewalDue(), now_s)
         else:
-            self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+            self._wake_in_time()
 
     def forbear(self, until_s: float) -> None:
-        """Takes no engine for stalled before `until_s`: the driver was held up itself, and may have to read first what
-        engines have sent meanwhile. The end of a lease stays.
+        """Takes no engine for stalled before `until_s`, and no answer for idle: the driver was held up itself, and may
+        have to read first what engines have sent meanwhile. The end of a lease stays.
         """
-        if self.stage in (_PREFILLING, _TRANSFERRING, _DECODING) and self._until_s < until_s:
-            self._until_s = until_s
-            self._wake_at(min(until_s, self._ask_s, self.deadline_s))
+        if self.stage in (_PREFILLING, _TRANSFERRING, _DECODING):
+            self._until_s = max(self._until_s, until_s)
+        self._idle_at_s = max(self._idle_at_s, until_s)
+        self._wake_in_time()
 
     def _enter(self, stage: Stage, until_s: float = math.inf, ask_s: float = math.inf) -> None:
         """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue, and
         `ask_s` the time at which a lease is to be renewed.
         """
         self.stage, self._rows, self._until_s, self._ask_s = stage, TABLE[stage], until_s, ask_s
-        self._wake_at(math.inf if stage is _DONE else min(until_s, ask_s, self.deadline_s))
+        if stage is _DONE:
+            self._wake_at(math.inf)
+        else:
+            self._wake_in_time()
+
+    def _wake_in_time(self) -> None:
+        """Has `wake` called when the first of the present limits is over."""
+        self._wake_at(min(self._until_s, self._ask_s, self._idle_at_s, self.deadline_s))
 
     def _wake_at(self, at_s: float) -> None:
         if at_s != self.wake_at_s:
@@ -351,7 +374,7 @@ class Life(Effects):
         assert self.prefilled is not None
         assert self.prefill_engine is not None
         self._ask_s = now_s + self.prefilled.lease_s / ASKS_PER_LEASE
-        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+        self._wake_in_time()
         self.renew_lease(self.prefill_engine)
 
     def _renewed(self, event: ev.Renewed, now_s: float) -> None:
@@ -368,7 +391,7 @@ class Life(Effects):
             self.report_renewal(event.lease_s)
         elif self.times.reading_s is None:
             self._until_s = self.lease_until_s + self.limits.transfer_s
-        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+        self._wake_in_time()
 
     def _lease_margin_s(self, granted: ev.PrefillDone) -> float:
         return min(self.limits.lease_margin_s, granted.lease_s / LEASE_PARTS)
@@ -387,7 +410,7 @@ class Life(Effects):
         """Note that the request waits for a slot no more: from now on the transfer takes its time."""
         self.times.reading_s = now_s
         self._until_s = now_s + self.limits.transfer_s
-        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+        self._wake_in_time()
 
     def _admitted(self, event: ev.Admitted, now_s: float) -> None:
         """Note that tokens can come; the prefill engine holds nothing any more."""
@@ -423,6 +446,8 @@ class Life(Effects):
             self.times.first_s = now_s
         self._off_budget()
         interrupted_s, self._interrupted_s = self._interrupted_s, None
+        self._idle_at_s = now_s + self.limits.idle_s
+        self._wake_in_time()
         if interrupted_s is not None:
             self.resumed(now_s - interrupted_s)
 
@@ -455,10 +480,11 @@ class Life(Effects):
             trouble = f"{_NOT_WOKEN[event.reason]}{event.detail and f' ({event.detail})'}"
         elif event.detail:
             trouble += f": {event.detail}"
-        message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
+        retry_after_s = named_s(event.retry_after_s, self.attempt_id)
+        message = f"{trouble}; try again in {retry_after_s:.0f} s."
         if event.status == 500:
             message = f"The router could not decide this request ({reason}); its log says why."
-        self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
+        self._fail(Failure(event.status, message, event.reason, retry_after_s), "rejected")
 
     def _engine_failed(self, event: ev.EngineFailed, now_s: float) -> None:
         """Try again or go on elsewhere, within bounds, else end in an error; never try again where the request is at
@@ -526,6 +552,11 @@ class Life(Effects):
     def _deadline_passed(self, event: ev.DeadlinePassed, now_s: float) -> None:
         """End in an error and give everything back."""
         self._fail(Failure(504, "The request took longer than the server allows.", "deadline"), "expired")
+
+    def _idle_too_long(self, event: ev.IdleTooLong, now_s: float) -> None:
+        """End in an error and give everything back: the client waits for the next token for too long."""
+        message = "No further token came for longer than the server waits for one."
+        self._fail(Failure(504, message, troubles.IDLE), "expired")
 
     def _cancelled(self, event: ev.Cancel, now_s: float) -> None:
         """Give everything back, unless the request has ended already."""
@@ -654,12 +685,14 @@ class Life(Effects):
         if migrates:
             self.migrations += 1
             self._interrupted_s = last_s
+            self._idle_at_s = max(self._idle_at_s, self.waits_since_s + self.limits.idle_s)
             others = self.split() if self.choices > 1 else ()
             self.migrated(task, code, 1 + len(others))
         else:
             self.retries += 1
             if restarts:
                 self.output_tokens, self.times.first_s, self._interrupted_s = 0, None, None
+                self._idle_at_s = math.inf
                 self.restart()
             self.retried(task, code)
         self._begin(now_s, code not in troubles.OFF_BUDGET, self._repeats if again else 0)
@@ -754,6 +787,7 @@ def _always(stage: Stage) -> dict[type, Row]:
     return {
         ev.Unknown: Row(Life._unknown, (stage,)),
         ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),
+        ev.IdleTooLong: Row(Life._idle_too_long, (_DONE,)),
         ev.Cancel: Row(Life._cancelled, (_DONE,)),
     }
 

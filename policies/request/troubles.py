@@ -21,6 +21,9 @@ NOT_RESUMABLE = "not_resumable"
 KV_LOAD = "kv_load"
 POOL_TIMEOUT = "pool_timeout"
 
+IDLE = "idle"
+"""Code of the end of an answer to which no token was added for too long."""
+
 DEADLY = frozenset({ENGINE_LOST, "engine_dead", STALLED})
 """Codes that say that an engine died, or is as good as dead."""
 

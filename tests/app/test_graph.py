@@ -321,6 +321,16 @@ def test_another_number_of_replicas_under_an_autoscaler_restarts_no_engine(
     assert "active=2" in after["PrefillEngine"][1]
 
 
+def test_another_admission_policy_restarts_the_router_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ingress has one by this name for the time without a router."""
+    other = {**BEFORE, "router": {"admission": {"name": "open"}}}
+    before, after = deployed(monkeypatch, BEFORE), deployed(monkeypatch, other)
+    assert {name for name in before if before[name][0] != after[name][0]} == {"Router"}
+    # replicas that start from now on know it
+    assert {name for name in before if before[name][1] != after[name][1]} == {"Router", "Ingress"}
+    assert "'open'" in after["Ingress"][1]
+
+
 def test_a_wrong_config_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"engines\.0\.role"):
         build({"engines": [{"name": "x", "role": "both"}]})

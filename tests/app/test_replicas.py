@@ -100,7 +100,7 @@ async def test_an_ingress_warns_of_keys_in_its_configuration_when_it_starts(
     begin: Any = ingress_replica.IngressReplica.__mro__[1].__init__
     group = IngressGroupConfig(options=options)
     with caplog.at_level(logging.WARNING, "ray.serve"), pytest.raises(Started):
-        await begin(SimpleNamespace(), ModelConfig(), group, False, WireConfig(), None)
+        await begin(SimpleNamespace(), ModelConfig(), group, False, WireConfig(), "open", None)
     assert ("SLUICE_ADMIN_KEYS" in caplog.text, "a secret key" in caplog.text) == (warned, False)
 
 

@@ -113,7 +113,7 @@ def connection(rng: Random, session: Session) -> tuple[int, bytes]:
 
 async def run(watch: Watch, seed: int, requests: int, folder: Path) -> None:
     """Sends about this number of requests, one connection after another."""
-    rng, router = Random(f"{seed}/board"), make_router(folder / "router")
+    rng, router = Random(f"{seed}/board"), make_router(folder / "router", product=True)
     await router.start([f"unix:{folder}/router/r.sock"])
     try:
         async with dashboard(folder / "board", router) as made:

@@ -213,7 +213,7 @@ async def _load(made: Rig) -> None:
 
 async def run(watch: Watch, seed: int, frames: int, folder: Path) -> None:
     """Sends this number of frames, in turn to a router, to a sim engine, and to an ingress."""
-    router = make_router(folder / "router")
+    router = make_router(folder / "router", product=True)
     await router.start([f"unix:{folder}/router/r.sock"])
     sim = SimEngine(SimEngineConfig("e", "colocated", slots=8, kv_blocks=256, max_model_len=256))
     engine = EngineServer(sim, Identity("engine", "e"), [f"unix:{folder}/engine/e.sock"])
@@ -222,7 +222,7 @@ async def run(watch: Watch, seed: int, frames: int, folder: Path) -> None:
     for name in ("actors.router", "actors.engine", "actors.wire", "app.ingress"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        async with rig(folder, pair(folder, step_s=0.05)) as made:
+        async with rig(folder, pair(folder, step_s=0.05), product=True) as made:
             link = made.connections._engines.get("p")
             assert link is not None
             me = Identity("ingress", "i")

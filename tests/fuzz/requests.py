@@ -111,7 +111,7 @@ async def opened(folder: Path, **options: Any) -> AsyncIterator[Rig]:
     ]  # fmt: skip
     # no limit of time ends a case before it is looked at
     listener = ListenerConfig(port=0, request_read_s=3600.0, keep_alive_s=3600.0)
-    async with rig(folder, engines, config, listener) as made:
+    async with rig(folder, engines, config, listener, product=True) as made:
         yield made
 
 

@@ -33,7 +33,11 @@ from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tenants.gate import Gate
 from app.ingress.tokenizer import TextCodec, WordCodec
+from policies.admission.registry import DEFAULT as ADMIT
+from policies.admission.registry import admission_policy
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.fairness.registry import DEFAULT as FAIR
+from policies.fairness.registry import fairness_policy
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 
 MODEL = "tiny"
@@ -241,10 +245,15 @@ def make_router(
     network: RouterNetwork | None = None,
     decisions: DecisionTraces | None = None,
     tls: WireTls | None = None,
+    product: bool = False,
     **dispatch: Any,
 ) -> RouterServer:
+    """Returns a router that is not started. With `product` it has the admission and fairness of an application without
+    a choice; else it takes every request, in the order in which they come.
+    """
     policy = JoinShortestQueue()
-    dispatcher = Dispatcher(DispatchConfig(**{"status_stale_s": 3600.0} | dispatch), policy, policy)
+    shipped = (admission_policy(ADMIT), fairness_policy(FAIR)) if product else ()
+    dispatcher = Dispatcher(DispatchConfig(**{"status_stale_s": 3600.0} | dispatch), policy, policy, *shipped)
     return RouterServer(
         member("router", "r", tls), dispatcher, engine_grace_s=0.2, network=network, traces=decisions
     )
@@ -264,14 +273,16 @@ async def rig(
     tls: WireTls | None = None,
     salt: bytes | None = None,
     status_max_age_s: float = 0.0,
+    product: bool = False,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end. With `tls`, router and ingress talk over TCP with it. The
-    pages for observers are made for each request, unless `status_max_age_s` says otherwise.
+    pages for observers are made for each request, unless `status_max_age_s` says otherwise; `product` is that of
+    `make_router`.
     """
     for engine in engines:
         engine.peers = [other for other in engines if other is not engine]
-    router = make_router(directory, network, decisions, tls, **dispatch)
+    router = make_router(directory, network, decisions, tls, product, **dispatch)
     await router.start([f"unix:{directory}/router.sock" if tls is None else "tcp:127.0.0.1:0"])
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
     if key_file is None and not config.admin_keys:

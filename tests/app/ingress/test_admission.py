@@ -28,8 +28,8 @@ async def post(made: Rig, **more: object) -> httpx.Response:
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Returns the status and the code of a refusal, which names a wait of a second to a minute."""
-    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    """Returns the status and the code of a refusal, which names a wait of a second to a minute and a quarter."""
+    assert 1 <= int(answer.headers["retry-after"]) <= 75
     return answer.status_code, answer.json()["error"]["code"]
 
 

@@ -217,6 +217,125 @@ async def test_the_queue_is_bounded_in_number_and_in_time(tmp_path: Path) -> Non
         await until(lambda: not made.connections.live)
 
 
+async def test_the_queue_is_bounded_in_tokens(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False)
+    engines[0].slots = 1
+    async with alone(tmp_path, engines, fallback_queue_tokens=40) as made:
+        tasks = [post(made)]
+        await until(lambda: stages(made) == ["prefilling"])
+        tasks.append(post(made))
+        await until(lambda: stages(made) == ["prefilling", "queued"])
+        refused = await post(made, **COSTLY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert stages(made) == ["prefilling", "queued"]
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Returns the status and the code of a refusal, which says when to come back."""
+    assert int(answer.headers["retry-after"]) >= 1
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+async def test_what_its_own_rates_cannot_meet_is_refused_at_its_arrival(tmp_path: Path) -> None:
+    engines = [ScriptedEngine("p", "prefill", tmp_path), ScriptedEngine("d", "decode", tmp_path, step_s=0.02)]
+    async with alone(tmp_path, engines) as made:
+        local = made.connections._local._dispatcher
+        assert local is not None
+        # nobody had an objective so far, and the engines are measured all the same
+        running = [post(made, max_tokens=60) for _ in range(4)]
+        await until(lambda: bool(local._gate._rates.lines), "a rate")
+        assert {(await task).status_code for task in running} == {200}
+        refused = await post(made, slo={"tpot_ms": 1})
+        assert refusal(refused) == (429, "tpot_objective")
+        message = refused.json()["error"]["message"]
+        assert "a token is expected to take " in message
+        assert "and the request allows 1 ms; try again in " in message
+        assert (await post(made, slo={"tpot_ms": 60_000})).status_code == 200
+        assert (await post(made)).status_code == 200
+        await until(lambda: not made.connections.live)
+
+
+@pytest.mark.parametrize("admission", ["by_wait", "open"])
+async def test_what_becomes_late_in_the_queue_is_shed_unless_all_are_taken(
+    tmp_path: Path, admission: str
+) -> None:
+    engines = pair(tmp_path)
+    engines[0].auto, engines[0].slots = False, 1
+    async with alone(tmp_path, engines, fallback_admission=admission) as made:
+        p = engines[0]
+        first = post(made)
+        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
+        late = post(made, slo={"ttft_ms": 300})
+        await until(lambda: len(made.connections.live) == 2)
+        if admission == "by_wait":
+            answer = await late
+            assert refusal(answer) == (429, "late")
+            assert ", and the request allows 0.3 s; try again in " in answer.json()["error"]["message"]
+        else:
+            await asyncio.sleep(1.0)
+            assert stages(made) == ["prefilling", "queued"]
+        p.auto = True
+        p.finish_prefill(p.of(wire.Prefill)[0].attempt_id)
+        assert (await first).status_code == 200
+        assert (await late).status_code == (429 if admission == "by_wait" else 200)
+        await until(lambda: not made.connections.live)
+
+
+async def test_a_retry_is_neither_late_nor_refused_by_a_full_queue(tmp_path: Path) -> None:
+    engines = [
+        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("q", "prefill", tmp_path, auto=False, slots=1),
+        ScriptedEngine("d", "decode", tmp_path),
+    ]
+    async with alone(tmp_path, engines, fallback_queue=1) as made:
+        hurried = post(made, slo={"ttft_ms": 500})
+        await until(lambda: engines[0].of(wire.Prefill) or engines[1].of(wire.Prefill), "a prompt to compute")
+        dies, lives = engines[:2] if engines[0].of(wire.Prefill) else (engines[1], engines[0])
+        other = post(made)
+        await until(lambda: lives.of(wire.Prefill), "a second prompt to compute")
+        queued = post(made)
+        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"])
+        # the objective passes while the prompt is computed, where nothing is shed
+        await asyncio.sleep(0.6)
+        dies.kill()
+        dies.live.clear()
+        # the retry needs the only place in the queue
+        assert refusal(await queued) == (429, "queue_full")
+        lives.auto = True
+        (prefill,) = lives.of(wire.Prefill)
+        lives.finish_prefill(prefill.attempt_id)
+        assert [(await one).status_code for one in (other, hurried)] == [200, 200]
+        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1
+        await until(lambda: not made.connections.live)
+
+
+async def test_an_answer_that_goes_on_elsewhere_is_not_late(tmp_path: Path) -> None:
+    p, d = pair(tmp_path, auto=False)
+    e = ScriptedEngine("e", "decode", tmp_path, auto=False)
+    async with alone(tmp_path, [p, d, e]) as made:
+        task = post(made, stream=True, slo={"ttft_ms": 2000})
+        await until(lambda: p.of(wire.Prefill), "a prompt to compute")
+        p.finish_prefill(p.of(wire.Prefill)[0].attempt_id)
+        await until(lambda: d.of(wire.Decode) or e.of(wire.Decode), "a decode")
+        first, second = (d, e) if d.of(wire.Decode) else (e, d)
+        attempt_id = first.of(wire.Decode)[0].attempt_id
+        first.admit(attempt_id)
+        first.token(attempt_id, "first ")
+        await until(lambda: made.connections.live[attempt_id].output_tokens == 1)
+        # it is without a token for longer than its objective allows, and then needs another prefill
+        await asyncio.sleep(2.2)
+        p.auto = second.auto = True
+        first.kill()
+        first.live.clear()
+        answer = await task
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert made.metric("sluice_migrations_total", code="engine_lost") == 1
+        await until(lambda: not made.connections.live)
+
+
 async def test_an_engine_that_is_lost_or_comes_counts_at_once(tmp_path: Path) -> None:
     async with alone(tmp_path, pair(tmp_path)) as made:
         p, d = made.engines["p"], made.engines["d"]

@@ -378,6 +378,38 @@ async def test_the_total_time_of_a_request_is_bounded(tmp_path: Path) -> None:
         await made.idle()
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_an_answer_to_which_no_token_is_added_ends(tmp_path: Path, stream: bool) -> None:
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, idle_limit_s=2.0)
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        task = post(made, stream=stream)
+        attempt_id = await advance(made, "decode")
+        answer = await task
+        assert answer.status_code == (200 if stream else 504)
+        error = json.loads(answer.text.rpartition("data: ")[2])["error"]
+        assert error["code"] == "idle"
+        assert error["message"] == "No further token came for longer than the server waits for one."
+        assert [m.attempt_id for m in made.engines["d"].of(wire.Cancel)] == [attempt_id]
+        assert made.metric("sluice_idle_answers_total") == 1
+        await made.idle()
+
+
+async def test_the_wait_for_another_engine_counts_as_idle(tmp_path: Path) -> None:
+    """The decode engine is lost in the midst of the answer, and there is no other one."""
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, idle_limit_s=2.0)
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        task = post(made, stream=True)
+        await advance(made, "decode")
+        made.engines["d"].kill()
+        made.engines["d"].live.clear()
+        answer = await task
+        assert '"content":"first "' in answer.text
+        assert json.loads(answer.text.rpartition("data: ")[2])["error"]["code"] == "idle"
+        assert made.metric("sluice_migrations_total", code="engine_lost") == 1
+        assert made.metric("sluice_idle_answers_total") == 1
+        await made.idle()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_client_limits_its_own_request(tmp_path: Path, begun: bool) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:

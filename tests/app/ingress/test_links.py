@@ -1,6 +1,7 @@
 """Connections to engines: one that cannot be reached, one that leaves the fleet, one that comes back elsewhere."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,14 @@ async def test_a_router_rejects_with_an_errors_status_only(tmp_path: Path, statu
     async with rig(tmp_path, pair(tmp_path)) as made:
         with pytest.raises(WireError, match="rejects with status"):
             made.connections._from_router(None, wire.Reject("a", status, "no", 1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, 1e308, math.inf, math.nan])
+async def test_a_router_names_a_wait_that_a_client_can_have(tmp_path: Path, wait_s: float) -> None:
+    """Of infinity no whole seconds can be made, and the client would wait for its answer."""
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        with pytest.raises(WireError, match="has a client wait for"):
+            made.connections._from_router(None, wire.Reject("a", 429, "no", wait_s))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from policies.request.events import (
     EngineLost,
     EngineUnfit,
     Event,
+    IdleTooLong,
     Lend,
     Output,
     Preempted,
@@ -245,6 +246,7 @@ EVENTS: list[Event] = [
     Unknown(),
     Cancel(),
     DeadlinePassed(),
+    IdleTooLong(),
     StageOverdue(),
 ]
 """One event of each type."""

@@ -273,6 +273,94 @@ def test_a_driver_that_was_held_up_itself_takes_nobody_for_stalled() -> None:
     assert now(pooled) is Stage.QUEUED
 
 
+@pytest.mark.parametrize("way", [WAY, COLOCATED_WAY], ids=["split", "colocated"])
+def test_an_answer_to_which_no_token_is_added_ends(way: dict[Stage, Event]) -> None:
+    life = at(Stage.DECODING, way, idle_s=50.0)
+    # what bounds the wait for the first token are the limits of the stages
+    assert life.wake_at_s == life.deadline_s
+    for now_s in (120.0, 149.0):
+        life.on(Output(1, False), now_s)
+        # a later token sets no alarm
+        assert life.wake_at_s == 170.0
+    life.wake(170.0)
+    assert now(life) is Stage.DECODING
+    assert life.wake_at_s == 199.0
+    life.wake(198.9)
+    assert now(life) is Stage.DECODING
+    life.wake(199.0)
+    failure = life.end()
+    assert (failure.status, failure.code) == (504, "idle")
+    assert life.of("cancel") == [("cancel", life_engine(way))]
+    assert life.of("close") == [("close", "r1", "expired", 2, None)]
+    assert not life.tied
+    assert life.wake_at_s == math.inf
+
+
+def life_engine(way: dict[Stage, Event]) -> str:
+    """Returns the engine that decodes at the end of a way."""
+    return "c" if way is COLOCATED_WAY else "d"
+
+
+@pytest.mark.parametrize("events", range(4), ids=["queued", "prefilling", "pooled", "transferring"])
+def test_another_engine_does_not_begin_the_time_without_tokens_anew(events: int) -> None:
+    life = decoding(5, idle_s=50.0, token_gap_s=30.0)
+    life.wake(NOW_S + 30)
+    assert life.of("migrated") == [("migrated", "decode", "stalled")]
+    go(life, TO_DECODING[:events], NOW_S + 31)
+    life.wake(NOW_S + 49.9)
+    assert not life.of("failed")
+    assert life.wake_at_s <= NOW_S + 50
+    life.wake(NOW_S + 50)
+    assert life.end().code == "idle"
+    assert not life.tied
+
+
+def test_a_token_of_the_next_engine_begins_the_time_without_tokens_anew() -> None:
+    life = decoding(5, idle_s=50.0)
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    go(life, TO_DECODING, NOW_S + 40)
+    life.on(Output(1, False), NOW_S + 45)
+    life.wake(NOW_S + 94.9)
+    assert now(life) is Stage.DECODING
+    # a retry without output of its own changes nothing
+    life.on(EngineLost("e", "killed"), NOW_S + 94.9)
+    go(life, TO_DECODING[:1], NOW_S + 94.9)
+    life.on(EngineFailed("q", "prefill", "draining", "x", True), NOW_S + 94.9)
+    assert (life.migrations, life.retries) == (2, 1)
+    assert life.wake_at_s == NOW_S + 95
+    life.wake(NOW_S + 95)
+    assert life.end().code == "idle"
+
+
+def test_an_answer_that_begins_anew_waits_for_its_first_token_as_any_other() -> None:
+    life = decoding(5, migrate=False, idle_s=50.0)
+    life.nothing_sent = True
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    assert life.of("restart")
+    assert life.wake_at_s == life.deadline_s
+
+
+def test_each_choice_that_goes_on_alone_keeps_the_time_of_the_last_token() -> None:
+    life = at(Stage.DECODING, choices=2, idle_s=50.0)
+    life.on(Output(2, False), NOW_S + 5)
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    for one in (life, *life.others):
+        assert one.wake_at_s == NOW_S + 55
+        one.wake(NOW_S + 55)
+        assert one.end().code == "idle"
+    assert len(life.others) == 1
+
+
+def test_a_driver_that_was_held_up_itself_takes_no_answer_for_idle() -> None:
+    life = decoding(1, idle_s=50.0)
+    life.forbear(205.0)
+    life.wake(200.0)
+    life.on(Output(1, False), 203.0)
+    life.wake(205.0)
+    assert now(life) is Stage.DECODING
+    assert life.wake_at_s == 253.0
+
+
 # ---------------------------------------------------------------------------------------------------------- poison
 
 
