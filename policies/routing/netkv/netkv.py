@@ -37,13 +37,13 @@ too prefers a near worker that is full for one step to a far free one.
 `contention` says what own transfers in flight cost, in the rungs "static" and "full". "counted" is the paper's 1 + n in
 B_eff, and the default. The others are ours (`policies.network.contention`): T_xfer is the time without other transfers
 of ours, times the slowdown that was learnt for the tier (`Oracle.contention`) by the transfers of the sender there
-("own"), of all senders there ("fleet"), of the sender and to the receiver ("ends"), or of all senders with one level for all
-tiers ("shared"). Where nothing is learnt yet, it is 1, as with "topo_only"; by "shared" a tier of which nothing is
-learnt has the level of the others. `max_inflight` and `strict_priorities` do not apply to them. The time without other
-transfers of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a learnt c
-come from the same transfers and would count their contention twice. So these forms do not tell apart the pairs of a
-tier. They need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and use
-the estimates. In place of `own_flows`, `explain` shows the factor by which a candidate's transfer was multiplied as
+("own"), of all senders there ("fleet"), of the sender and to the receiver ("ends"), or of all senders with one level
+for all tiers ("shared"). Where nothing is learnt yet, it is 1, as with "topo_only"; by "shared" a tier of which nothing
+is learnt has the level of the others. `max_inflight` and `strict_priorities` do not apply to them. The time without
+other transfers of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a
+learnt c come from the same transfers and would count their contention twice. So these forms do not tell apart the pairs
+of a tier. They need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and
+use the estimates. In place of `own_flows`, `explain` shows the factor by which a candidate's transfer was multiplied as
 `slowdown`, the number of ended transfers of its tier from which it was learnt as `learnt_from` (0: none has ended
 there), and the transfers that it counts: `in_flight`, or `leaving` the sender and `entering` the receiver.
 
