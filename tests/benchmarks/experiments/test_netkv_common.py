@@ -173,4 +173,4 @@ def test_four_flows_share_the_bandwidth_of_one_nic() -> None:
         for options in ({}, {"transfer_flows": 4})
     )
     assert one["transfer_mean_s"] is not None and four["transfer_mean_s"] is not None
-    assert 0.4 < four["transfer_mean_s"] / one["transfer_mean_s"] < 0.8
+    assert 0.4 < four["transfer_mean_s"] / one["transfer_mean_s"] < 0.95
