@@ -4,9 +4,9 @@
 experiment 1 (VI-C, Table II), from the setup (VI-A, VI-B), and from physics where these say nothing:
 
     a, b           TBT of round robin in Table II, and Little's law: the profile's, which uses no other table
-    T_prefill      TTFT less transfer is 977 ms for every scheduler and load of Table II. A prefill of no tokens reads the
-                   weights once, as a decode step does, so its fixed part is a; the rest of 977 ms less a first step is
-                   the 9.8K tokens' of RAG: 97 us a token. (`netkv_common` has 177 ms and 76 us, by Table III.)
+    T_prefill      TTFT less transfer is 977 ms for every scheduler and load of Table II. A prefill of no tokens reads
+                   the weights once, as a decode step does, so its fixed part is a; the rest of 977 ms less a first step
+                   is the 9.8K tokens' of RAG: 97 us a token. (`netkv_common` has 177 ms and 76 us, by Table III.)
     prompts, rate  RAG is thinned and its 100 % is 6.09 requests/s by Table II's transfers and VI-C's goodput
     placement      prefill instances come first in the cluster's order, which fills the first rack. (By Table VI, too.)
     window         the same requests at every load, by Table II's TTFT less transfer

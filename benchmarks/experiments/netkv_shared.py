@@ -1,12 +1,12 @@
 """NetKV's self-contention, second round: a learnt form that was made for the cells in which the first round's loses.
 
-In the first round (`netkv_contention`) the form "fleet" was chosen. Its report left one aim open where background
-traffic switches, where its mean TTFT is above Topo-Only's (docs/results.md). The cause, by how the form works: it learns
-a level for each tier, and traffic of others raises the level of the tier that is in use. A tier on which nothing has
-ended for a minute has the prior's level, 1, as if no traffic were there, so it looks faster than it is, and bursts are
-sent to it. "shared" has one level for all tiers, and a slope for each (`policies.network.contention.fit_shared`): what
-others cost is the same wherever nothing else is known, and only what our own transfers cost can move one to another
-tier.
+In the first round (`netkv_contention`) the form "fleet" was chosen. Its report left three aims open, the worst of them
+where background traffic switches, where its mean TTFT is above Topo-Only's (docs/results.md). What may be the cause,
+by how the form works: it learns a level for each tier, and traffic of others raises the level of the tier that is in
+use. A tier on which nothing has ended for a minute has the prior's level, 1, as if no traffic were there, so it looks
+faster than it is, and bursts are sent to it. "shared" has one level for all tiers, and a slope for each
+(`policies.network.contention.fit_shared`): what others cost is the same wherever nothing else is known, and only what
+our own transfers cost can move one to another tier.
 
 "NetKV-Congestion" is Topo-Only with the oracle's congestion and without any count. In the cells with background it
 tells whether a form loses by its count or by c.
@@ -117,10 +117,11 @@ def _ratio(results: Results, cell: str, scheduler: str) -> float:
 def compare(results: Results) -> list[Row]:
     form, worst = chosen(results)
     rows = [
-        Row(f"{one}: worst cell over the better of Topo-Only and Full, part choose", None, 100.0 * (w - 1.0), "%")
-        for one, w in worst.items()
+        Row("the form of least worst cell, part choose", None, 100.0 * (worst[form] - 1.0), "%", note=form)
     ]
-    rows.insert(0, Row("the form of least worst cell, part choose", None, 100.0 * (worst[form] - 1.0), "%", note=form))
+    for one, ratio in worst.items():
+        what = f"{one}: worst cell over the better of Topo-Only and Full, part choose"
+        rows.append(Row(what, None, 100.0 * (ratio - 1.0), "%"))
     for cell in _cells(results):
         better = min((TOPO, FULL), key=lambda rival: results.mean(_name(REPORT, cell, rival), TTFT))
         for rival, what in ((TOPO, "Topo-Only"), (better, "the better of Topo-Only and Full")):

@@ -167,7 +167,7 @@ def test_a_shared_prefix_covers_as_much_as_is_asked_for() -> None:
 
 
 def test_four_flows_share_the_bandwidth_of_one_nic() -> None:
-    """Four flows of 50 Gbit/s over the instance's one NIC of 100: a transfer is twice as fast as one flow, no faster."""
+    """Four flows of 50 Gbit/s over the one NIC of 100: a transfer is up to twice as fast as one flow, and no faster."""
     one, four = (
         netkv.run_one(netkv.config("rag", "NetKV-Topo-Only", load=0.2, fixed_nic=True, **options), 0)
         for options in ({}, {"transfer_flows": 4})

@@ -307,7 +307,7 @@ def test_predictions_are_counted_by_their_verdicts() -> None:
 
 
 def test_the_reading_in_use_is_judged_by_its_distance() -> None:
-    """Transfers of 1, 0.8 and 0.6 s for all readings: a tie, which the first wins. Then quarter links are Table II's."""
+    """Transfers are alike for all readings: a tie, which the first wins. Then those of quarter links are Table II's."""
     found = results("netkv_flows", registry.load("netkv_flows"), False)
     name = "one path: distance of transfer times from Table II"
     assert rows_of("netkv_flows", found)[name].met is True
