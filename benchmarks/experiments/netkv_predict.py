@@ -2,8 +2,9 @@
 
 The setup is the one that `netkv_fit` names, on windows that it has not seen. Nothing was fitted on what is compared
 here: mean TTFT by prompt length (Table III), down the ladder (Table IV without RAG, which is nearly Table II's), at the
-corners of Figure 1, by sharing (Figure 3) and by cluster size (Table V), and the tiers of Table VI. Every row is aimed as in the experiments that were fitted on all tables, so
-the two can be compared: what those meet and these miss, the fit has met.
+corners of Figure 1, by sharing (Figure 3) and by cluster size (Table V), and the tiers of Table VI. Every row is aimed
+as in the experiments that were fitted on all tables, so the two can be compared: what those meet and these miss, the
+fit has met.
 
 Of the workloads, chatbot's rate is RAG's and the long contexts' by prompt tokens (`netkv_common`); Table II says
 nothing of either.
