@@ -304,10 +304,11 @@ ABSENT: Mapping[str, tuple[Absent, ...]] = {
     "NetKV": (
         Absent(
             "Table V, packet rows (64 and 128 GPUs)",
-            "The simulator has flows and no packets, and the paper gives too little to build its packet model: of DCQCN,"
-            " ECMP and queues it prints no packet size, buffer, marking threshold, rate step or timer, and not over which"
-            " links a flow goes. Its own packet and flow rows of the same clusters are 4 to 6 points apart, of gains of 7"
-            " to 14 %, so a packet model with parameters of ours would show these parameters and not the paper's.",
+            "The simulator has flows and no packets, and the paper gives too little to build its packet model: of"
+            " DCQCN, ECMP and queues it prints no packet size, buffer, marking threshold, rate step or timer, and not"
+            " over which links a flow goes. Its own packet and flow rows of the same clusters are 4 to 6 points apart,"
+            " of gains of 7 to 14 %, so a packet model with parameters of ours would show these parameters and not the"
+            " paper's.",
         ),
         Absent(
             "Figure 5: the time of a decision by size",

@@ -125,7 +125,9 @@ def _table_2(results: Results) -> list[Row]:
                 what = f"{at}, NetKV-Full vs {rival}: P99 of TTFT"
                 change = round(100.0 * (theirs[FULL] / theirs[rival] - 1.0), 1)
                 rows.append(lower(results, what, f"{at} {rival}", ours, P99, change, 5.0))
-        rows.append(added(results, f"{at}, NetKV-Full vs CLA*: SLO", base, ours, SLO, SLO_2[load], "points", 1.0))
+        rows.append(
+            added(results, f"{at}, NetKV-Full vs CLA*: SLO", base, ours, SLO, SLO_2[load], "points", 1.0)
+        )
         rows.append(added(results, f"{at}, NetKV-Full vs CLA*: TBT", base, ours, TBT, TBT_2[load], "ms", 0.1))
         if load == GOODPUT_LOAD:
             rows += _goodput(results, at)

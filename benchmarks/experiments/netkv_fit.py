@@ -55,7 +55,7 @@ SHARING: Mapping[str, Mapping[str, Any]] = {
 }
 NICS: Mapping[str, Mapping[str, Any]] = {"NICs drawn": {}, "one NIC": {"fixed_nic": True}}
 SETUPS: Mapping[str, Mapping[str, Any]] = {
-    ", ".join((arrival, shared, nics)): {**ARRIVALS[arrival], **SHARING[shared], **NICS[nics]}
+    f"{arrival}, {shared}, {nics}": {**ARRIVALS[arrival], **SHARING[shared], **NICS[nics]}
     for arrival, shared, nics in product(ARRIVALS, SHARING, NICS)
 }
 IN_USE = "bursts, half shared, NICs drawn"

@@ -46,7 +46,12 @@ Cell = tuple[float, float]
 
 def variants(quick: bool) -> list[Variant]:
     if quick:
-        cells = [("rag", LEAST), ("rag", (2.0, 0.0)), ("rag", (8.0, 0.0)), *((workload, MOST) for workload in PAPER)]
+        cells = [
+            ("rag", LEAST),
+            ("rag", (2.0, 0.0)),
+            ("rag", (8.0, 0.0)),
+            *((workload, MOST) for workload in PAPER),
+        ]
     else:
         cells = [(workload, (ratio, share)) for workload in PAPER for ratio in RATIOS for share in SHARES]
     return [

@@ -120,9 +120,7 @@ def _in_pod(results: Results, scheduler: str, paper: float) -> Row:
     found = results.spread(f"rag 100% {scheduler}", "tier_share/2")
     half = None if found.half_width is None else 100.0 * found.half_width
     row = Row(f"Table VI, {scheduler}: transfers in the pod", paper, 100.0 * found.mean, "%", half)
-    return aimed(
-        row, f"within {POINTS_6:g} points", least=paper - POINTS_6, most=paper + POINTS_6
-    )
+    return aimed(row, f"within {POINTS_6:g} points", least=paper - POINTS_6, most=paper + POINTS_6)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:

@@ -139,7 +139,7 @@ def test_no_window_of_the_trace_both_chooses_and_reports() -> None:
     assert windows == {"choose": set(range(0, 20, 2)), "report": set(range(1, 20, 2))}
 
 
-@pytest@pytest.mark.parametrize("scheduler", [name for name in netkv.SCHEDULERS if "Learnt" in name])
+@pytest.mark.parametrize("scheduler", [name for name in netkv.SCHEDULERS if "Learnt" in name])
 def test_where_senders_and_receivers_share_links_some_transfers_leave_the_pod(scheduler: str) -> None:
     """With one NIC an instance and 2.5 times the load. Before anything is learnt, all go to the pod, as with
     Topo-Only.

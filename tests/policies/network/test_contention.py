@@ -51,9 +51,9 @@ def test_no_transfer_makes_another_faster() -> None:
 def test_a_shared_level_is_that_of_all_tiers_and_slopes_are_each_tier_s() -> None:
     # y = 1.4 + 0.2 n on tier 2 and 1.4 + 0.05 n on tier 3, with n of 0 to 4
     counts = [(n % 5,) for n in range(5_000)]
-    found = fit_shared({
-        tier: (counts, [1.4 + slope * n for (n,) in counts]) for tier, slope in ((2, 0.2), (3, 0.05))
-    })
+    found = fit_shared(
+        {tier: (counts, [1.4 + slope * n for (n,) in counts]) for tier, slope in ((2, 0.2), (3, 0.05))}
+    )
     assert [found[tier].level for tier in (2, 3)] == [pytest.approx(1.4, abs=0.01)] * 2
     assert [*found[2].slopes, *found[3].slopes] == [
         pytest.approx(0.2, abs=0.01),
