@@ -9,8 +9,8 @@ readings:
     own NICs        four paths, each over a NIC that it draws, with B for each flow
     one NIC         four paths above one NIC of the instance, which is what the paper's words say most plainly. On
                     tiers 2 and 3 four flows at 50 or 25 Gbit/s fill the NIC's 100, so the tiers hardly differ
-    quarter links   four paths of a quarter of the bandwidth, so that four together have B. The oracle tells one path's
-                    B; NetKV's T_xfer is then four times the truth, on all tiers alike
+    quarter links   four paths of a quarter of the bandwidth, so that four together have B, of four times as many links.
+                    The oracle tells one path's B; NetKV's T_xfer is then four times the truth, on all tiers alike
 
 Each reading is held against Table II at 100 and 250 % load, by the distance: the root of the mean square of
 ln(ours / paper's) over the mean transfer times of three schedulers at both loads. The reading in use elsewhere, one
@@ -41,7 +41,7 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
     IN_USE: {},
     "own NICs": {"transfer_flows": 4},
     "one NIC": {"transfer_flows": 4, "fixed_nic": True},
-    "quarter links": {"transfer_flows": 4, "nic_gbit": 25.0},
+    "quarter links": {"transfer_flows": 4, "nic_gbit": 25.0, "nics": 32},
 }
 LOADS = (1.0, 2.5)
 RR, CLA, TOPO, FULL = "RR", "CLA*", "NetKV-Topo-Only", "NetKV-Full"

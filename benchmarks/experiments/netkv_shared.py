@@ -1,8 +1,8 @@
 """NetKV's self-contention, second round: a learnt form that was made for the cells in which the first round's loses.
 
 In the first round (`netkv_contention`) the form "fleet" was chosen. Its report left three aims open, the worst of them
-where background traffic switches, where its mean TTFT is above Topo-Only's (docs/results.md). What may be the cause,
-by how the form works: it learns a level for each tier, and traffic of others raises the level of the tier that is in
+where background traffic switches, where its mean TTFT is above Topo-Only's (docs/results.md). By how the form works,
+this may be the cause: it learns a level for each tier, and traffic of others raises the level of the tier that is in
 use. A tier on which nothing has ended for a minute has the prior's level, 1, as if no traffic were there, so it looks
 faster than it is, and bursts are sent to it. "shared" has one level for all tiers, and a slope for each
 (`policies.network.contention.fit_shared`): what others cost is the same wherever nothing else is known, and only what
