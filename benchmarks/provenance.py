@@ -24,6 +24,13 @@ MISSING = frozenset(
     {
         "chaos/sim-scaling.json",
         "experiments/forecast_value.json",
+        "experiments/netkv/netkv_columns.json",
+        "experiments/netkv/netkv_fit.json",
+        "experiments/netkv/netkv_flows.json",
+        "experiments/netkv/netkv_grid.json",
+        "experiments/netkv/netkv_memory.json",
+        "experiments/netkv/netkv_predict.json",
+        "experiments/netkv/netkv_shared.json",
         "experiments/overload_shedding.json",
         "fuzz/fuzz.json",
         "hostile/hostile.json",

@@ -96,7 +96,7 @@ ROUTER: dict[str, Metric] = _listed(
     (r"network_tier(\d+)_congestion", "share of 1", "Share of a tier's bandwidth that other traffic uses.", "tier"),
     (r"network_tier(\d+)_estimated_bytes_per_second", "bytes per second",
         "Bandwidth of a tier as learnt from the transfers between its pairs of nodes.", "tier"),
-    (r"network_tier(\d+)_slowdown_(own|fleet|ends)_(\d+)", "1",
+    (r"network_tier(\d+)_slowdown_(own|fleet|ends|shared)_(\d+)", "1",
         "Factor by which transfers of ours in flight prolong one more on a tier, as `netkv` has learnt it: by a form "
         "of its parameter `contention`, with `others` in flight of each kind that the form counts (0 and 8).",
         "tier", "form", "others"),

@@ -55,6 +55,7 @@ from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
 from benchmarks.sim.metrics import summarise
 from benchmarks.sim.network.background import Background, Load, OnOff, Static
 from benchmarks.sim.network.clusters import (
+    NIC_GBIT,
     Instance,
     netkv_cluster,
     netkv_instances,
@@ -130,6 +131,8 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "NetKV-Full": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
     # Ours: the oracle also tells the tiers' uplinks.
     "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
+    # Topo-Only with the oracle's congestion and without a count, to tell apart what the two rungs above it do.
+    "NetKV-Congestion": ("netkv", {"variant": "full", "max_inflight": 0, **_STEP, **_QUEUE}),
     # Ours: the slowdown by own transfers is learnt (`netkv_contention`).
     **{
         f"NetKV-Learnt-{form.capitalize()}": (
@@ -162,6 +165,11 @@ def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
     - `nics` of a server, else 8; uplinks in proportion
     - `windows`: the number of places at which seeds begin, else 5
     - `spread`: the trace's ticks are spread with the seed, instead of bursts
+    - `covered`: least and greatest share of a prompt that a shared prefix covers, else those of `Sharing`
+    - `transfer_flows`: parallel flows of a transfer, else 1
+    - `nic_gbit`: Gbit/s of a NIC, else 100; the links above in proportion
+    - `kv_share`: part of a decode instance's KV memory that it has, else all
+    - `prefill`: (base, per token) of T_prefill in seconds, else the profile's
     """
     made = {"trace": or_excerpt(TRACE), "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
@@ -212,6 +220,9 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
     if p_share is not None:
         fixed = config.get("shared_tokens")
         sharing = Sharing(p_share, block_tokens=BLOCK_TOKENS, covered_tokens=fixed)
+        if "covered" in config:
+            low, high = config["covered"]
+            sharing = dataclasses.replace(sharing, covered=(low, high))
         made = list(share_prefixes(made, sharing, seed))
     return list(transform.with_class(made, config["workload"], kind.ttft_slo_s))
 
@@ -246,8 +257,16 @@ def _turned(rows: Sequence[WorkloadRequest], start: int) -> list[WorkloadRequest
 def sim_config(config: Config, seed: int) -> SimConfig:
     """Returns the simulator's configuration of the cluster under one scheduler."""
     topology = netkv_cluster(
-        config.get("gpus", 64), config.get("oversubscription", 4.0), config.get("nics", 8)
+        config.get("gpus", 64),
+        config.get("oversubscription", 4.0),
+        config.get("nics", 8),
+        config.get("nic_gbit", NIC_GBIT),
     )
+    profile = PROFILE
+    if "prefill" in config:
+        base_s, per_token_s = config["prefill"]
+        profile = dataclasses.replace(PROFILE, prefill_base_s=base_s, prefill_per_token_s=per_token_s)
+    kv_tokens = round(KV_TOKENS * config.get("kv_share", 1.0))
     prefill, decode = prefill_and_decode(netkv_instances(topology))
 
     def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:
@@ -255,7 +274,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
             name,
             role,
             len(where),
-            PROFILE,
+            profile,
             block_size_tokens=BLOCK_TOKENS,
             nodes=tuple(instance.node for instance in where),
             nics=tuple(nic_of(topology, instance) for instance in where) if config.get("fixed_nic") else (),
@@ -278,7 +297,14 @@ def sim_config(config: Config, seed: int) -> SimConfig:
                 prefix_cache=False,
                 prefill_queue=queue,
             ),
-            engines("d", Role.DECODE, decode, slots=SLOTS, kv_blocks=KV_TOKENS // BLOCK_TOKENS),
+            engines(
+                "d",
+                Role.DECODE,
+                decode,
+                slots=SLOTS,
+                kv_blocks=kv_tokens // BLOCK_TOKENS,
+                transfer_flows=config.get("transfer_flows", 1),
+            ),
         ),
         prefill=("round_robin", {}),
         decode=(policy, params),
@@ -391,3 +417,37 @@ def share(results: Results, what: str, variant: str, metric: str, paper: float |
     """Returns a row with a share in per cent, which counts as 0 where a run did not measure it."""
     found = results.values(variant, metric, missing=0.0)
     return Row(what, paper, 100.0 * sum(found) / len(found), "%")
+
+
+def lower(
+    results: Results, what: str, base: str, ours: str, metric: str, paper: float, within: float | None = None
+) -> Row:
+    """Returns a row with the change of a time from `base` to `ours` in per cent (negative: shorter), which is aimed at
+    within some points of the paper's, or not at all.
+    """
+    percent, half = results.reduction_percent(base, ours, metric)
+    return _near(Row(what, paper, -percent, "%", half), within, "points")
+
+
+def added(
+    results: Results,
+    what: str,
+    base: str,
+    ours: str,
+    metric: str,
+    paper: float | None,
+    unit: str,
+    within: float | None = None,
+) -> Row:
+    """Returns a row with what `ours` has more than `base`: of a share in points ("points"), of a time in ms ("ms")."""
+    found, scale = results.paired(base, ours, metric).difference, {"points": 100.0, "ms": 1e3}[unit]
+    half = None if found.half_width is None else scale * found.half_width
+    return _near(Row(what, paper, scale * found.mean, unit, half), within, unit)
+
+
+def _near(row: Row, within: float | None, unit: str) -> Row:
+    """Returns the row with the aim that it is within some `unit`s of the paper's figure, if there are both."""
+    if within is None or row.paper is None:
+        return row
+    word = "point" if (within, unit) == (1.0, "points") else unit
+    return aimed(row, f"within {within:g} {word}", least=row.paper - within, most=row.paper + within)

@@ -14,7 +14,7 @@ would go there. The others:
   shared") gives CLA*'s time, and limits NetKV's hits as well.
 - 32K: the paper is overloaded, whatever the scheduler; our prefill rack's uplinks carry 100 GB/s and drain the 65 GB/s
   that 32K ask for. The paper follows 49 GB/s (250 % load) and not 65; the row with 62 GB/s shows what that would do.
-  The paper's TBT (+0.03 ms, so NetKV has no choice left) rather tells of full KV memory.
+  The paper's TBT (+0.03 ms, so NetKV has no choice left) rather tells of full KV memory (`netkv_memory`).
 - 64K vs CLA*: ours is overloaded as well, at a length where CLA* still saves some of its bytes. With 2K shared, which
   leaves nothing to save, both rows agree.
 """

@@ -41,13 +41,20 @@ EXPERIMENTS: dict[str, str] = {
     "netkv_load": "benchmarks.experiments.netkv_load",
     "netkv_context": "benchmarks.experiments.netkv_context",
     "netkv_topology": "benchmarks.experiments.netkv_topology",
+    "netkv_grid": "benchmarks.experiments.netkv_grid",
     "netkv_staleness": "benchmarks.experiments.netkv_staleness",
     "netkv_prefix": "benchmarks.experiments.netkv_prefix",
     "netkv_ladder": "benchmarks.experiments.netkv_ladder",
     "netkv_contention": "benchmarks.experiments.netkv_contention",
+    "netkv_shared": "benchmarks.experiments.netkv_shared",
     "netkv_scale": "benchmarks.experiments.netkv_scale",
     "netkv_whole": "benchmarks.experiments.netkv_whole",
     "netkv_windows": "benchmarks.experiments.netkv_windows",
+    "netkv_columns": "benchmarks.experiments.netkv_columns",
+    "netkv_flows": "benchmarks.experiments.netkv_flows",
+    "netkv_memory": "benchmarks.experiments.netkv_memory",
+    "netkv_fit": "benchmarks.experiments.netkv_fit",
+    "netkv_predict": "benchmarks.experiments.netkv_predict",
     "mfs_testbed": "benchmarks.experiments.mfs_testbed",
     "mfs_breakdown": "benchmarks.experiments.mfs_breakdown",
     "mfs_permits": "benchmarks.experiments.mfs_permits",
@@ -60,6 +67,14 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 
 FITTED: dict[str, str] = {
+    "netkv_fit": (
+        "arrivals, sharing and NICs on the transfer times of the paper's Table II, and T_prefill on its TTFT; what it"
+        " is compared with is what it is fitted on"
+    ),
+    "netkv_predict": (
+        "nothing that stands beside it: the constants are those of `netkv_fit`, from Table II and the setup. Of the"
+        " three workloads, Table II has RAG only"
+    ),
     "netkv_": (
         "the times of a prefill, the rate at 100 %, the paths of a transfer and the lengths of RAG prompts, on the"
         " paper's Tables II to VI (`netkv_common`). TTFT, transfer times and rates agree by construction; what the"

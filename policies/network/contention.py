@@ -13,6 +13,12 @@ FORMS, the counts on which the slowdown may depend; all are taken when a transfe
     own     transfers of its sender on its tier (NetKV's n; 1 / slope are the uplinks, learnt)
     fleet   transfers of all senders on its tier
     ends    transfers that leave its sender, and transfers that enter its receiver, on any tier
+    shared  as fleet, with one level for all tiers (`fit_shared`)
+
+A level is what a transfer costs with no other of ours in flight: traffic of others, and paths that happen to meet. With
+a level of each tier, one on which nothing has ended for a minute counts as free of both, and looks faster than the tier
+that is in use, whose jams are known. With "shared" the level is every tier's, so tiers differ only by what our own
+transfers cost there, which is what self-contention means.
 
 B (1 - c) is what others leave of the tier; our own transfers must not have a part in it (`own_transfers`).
 
@@ -28,7 +34,14 @@ from typing import Any
 
 from policies.record import record
 
-COUNTS = {"own": ("in_flight",), "fleet": ("in_flight",), "ends": ("leaving", "entering")}
+SHARED = "shared"
+"""The form in which all tiers have one level."""
+COUNTS = {
+    "own": ("in_flight",),
+    "fleet": ("in_flight",),
+    "ends": ("leaving", "entering"),
+    SHARED: ("in_flight",),
+}
 """The names of each form's counts."""
 FORMS = tuple(COUNTS)
 PRIOR = 8.0  # ASSUMPTION
@@ -41,6 +54,10 @@ WINDOW = 256
 """Most transfers that count for a tier; a bound on the work of a refresh."""
 SWEEPS = 50
 """Rounds of coordinate descent; three coefficients settle within some twenty."""
+SHARED_SWEEPS = 400
+"""Rounds of coordinate descent of `fit_shared`. A round takes a few operations a tier, and with counts that hardly vary
+level and slopes settle slowly.
+"""
 MOST_OPEN = 16_384
 """Most transfers whose end is not known: a bound in case messages are lost, far above any number in flight."""
 
@@ -85,7 +102,7 @@ class InFlight:
         """Returns the counts on which the slowdown of one more transfer depends by `form`."""
         if form == "own":
             return (self.by_sender_tier[sender, tier],)
-        if form == "fleet":
+        if form in ("fleet", SHARED):
             return (self.by_tier[tier],)
         if form == "ends":
             return self.by_sender[sender], self.by_receiver[receiver]
@@ -179,13 +196,18 @@ class ContentionEstimator:
                 samples.popleft()
             if not samples:
                 del self._samples[tier]
-        return {
-            form: {
-                tier: fit([s.counts[i] for s in samples], [s.slowdown for s in samples])
+        found: dict[str, dict[int, Curve]] = {}
+        for i, form in enumerate(FORMS):
+            seen = {
+                tier: ([s.counts[i] for s in samples], [s.slowdown for s in samples])
                 for tier, samples in self._samples.items()
             }
-            for i, form in enumerate(FORMS)
-        }
+            found[form] = (
+                fit_shared(seen)
+                if form == SHARED
+                else {tier: fit(counts, slowdowns) for tier, (counts, slowdowns) in seen.items()}
+            )
+        return found
 
 
 def fit(counts: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> Curve:
@@ -202,3 +224,26 @@ def fit(counts: Sequence[Sequence[float]], slowdowns: Sequence[float]) -> Curve:
             others = sum(gram[j][k] * found[k] for k in range(size) if k != j)
             found[j] = max(prior[j], (right[j] - others + PRIOR * prior[j]) / (gram[j][j] + PRIOR))
     return Curve(found[0], tuple(found[1:]), len(rows))
+
+
+def fit_shared(seen: Mapping[int, tuple[Sequence[Sequence[float]], Sequence[float]]]) -> dict[int, Curve]:
+    """Returns the curve of each tier from its (counts, slowdowns), of one count each: one level for all tiers, and a
+    slope for each.
+
+        minimise  sum over tiers (y - level - slope[tier] count)^2 + PRIOR ((level - 1)^2 + sum slope^2)
+    """
+    transfers = sum(len(slowdowns) for _, slowdowns in seen.values())
+    slowness = sum(sum(slowdowns) for _, slowdowns in seen.values())
+    # by tier: the sums of the counts, of their squares, and of their products with the slowdowns
+    sums: dict[int, tuple[float, float, float]] = {}
+    for tier, (counts, slowdowns) in seen.items():
+        flying = [count for (count,) in counts]
+        products = sum(n * y for n, y in zip(flying, slowdowns, strict=True))
+        sums[tier] = (sum(flying), sum(n * n for n in flying), products)
+    level, slopes = 1.0, dict.fromkeys(seen, 0.0)
+    for _ in range(SHARED_SWEEPS):
+        rest = slowness - sum(slopes[tier] * flown for tier, (flown, _, _) in sums.items())
+        level = max(1.0, (rest + PRIOR) / (transfers + PRIOR))
+        for tier, (flown, squares, products) in sums.items():
+            slopes[tier] = max(0.0, (products - level * flown) / (squares + PRIOR))
+    return {tier: Curve(level, (slopes[tier],), len(slowdowns)) for tier, (_, slowdowns) in seen.items()}

@@ -5,6 +5,7 @@ attempts. The network file has the tiers and places of the simulated network. Fr
 decisions come out, which depend on what was learnt.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,5 +123,5 @@ def test_the_live_router_learns_what_the_simulator_learns(
     steps = list(replay(lines))
     assert any('"contention"' in line for line in lines)
     # decisions show by what factor, and from how many transfers it was learnt; the replay decides alike to the byte
-    assert any('"slowdown":1.' in line and '"learnt_from":0.0' not in line for line in lines)
+    assert any('"slowdown":1.' in line and re.search(r'"learnt_from":[1-9]', line) for line in lines)
     assert all(step.equal for step in steps)

@@ -15,6 +15,8 @@ from benchmarks.sim.network.topology import Topology, TopologyConfig, TopologyEr
 
 GPUS_PER_POD = 32
 GPUS_PER_INSTANCE = 4  # TP = 4
+# B_1 (VI-A)
+NIC_GBIT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,12 @@ class Instance:
     prefill: bool
 
 
-def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_node: int = 2) -> TopologyConfig:
+def netkv_config(
+    gpus: int = 64,
+    pod_oversubscription: float = 4.0,
+    nics_per_node: int = 2,
+    nic_gbit_per_s: float = NIC_GBIT,
+) -> TopologyConfig:
     """Returns the configuration of NetKV's fat tree with `gpus` GPUs (64 to 1,024 in the paper).
 
     Raises TopologyError for a number of GPUs that does not fill whole pods.
@@ -46,16 +53,21 @@ def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_nod
         aggs_per_pod=2 * nics_per_node,
         cores_per_agg=2,
         nvlink_gbyte_per_s=450.0,
-        nic_gbit_per_s=100.0,
+        nic_gbit_per_s=nic_gbit_per_s,
         rack_oversubscription=min(2.0, pod_oversubscription),
         pod_oversubscription=pod_oversubscription,
         latency_us=(1.0, 3.0, 8.0, 15.0),
     )
 
 
-def netkv_cluster(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_node: int = 2) -> Topology:
+def netkv_cluster(
+    gpus: int = 64,
+    pod_oversubscription: float = 4.0,
+    nics_per_node: int = 2,
+    nic_gbit_per_s: float = NIC_GBIT,
+) -> Topology:
     """Returns the topology that `netkv_config` describes."""
-    return Topology.build(netkv_config(gpus, pod_oversubscription, nics_per_node))
+    return Topology.build(netkv_config(gpus, pod_oversubscription, nics_per_node, nic_gbit_per_s))
 
 
 def netkv_instances(topology: Topology) -> tuple[Instance, ...]:

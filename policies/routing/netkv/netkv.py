@@ -37,14 +37,15 @@ too prefers a near worker that is full for one step to a far free one.
 `contention` says what own transfers in flight cost, in the rungs "static" and "full". "counted" is the paper's 1 + n in
 B_eff, and the default. The others are ours (`policies.network.contention`): T_xfer is the time without other transfers
 of ours, times the slowdown that was learnt for the tier (`Oracle.contention`) by the transfers of the sender there
-("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends"). Where nothing is learnt yet, it
-is 1, as with "topo_only". `max_inflight` and `strict_priorities` do not apply to them. The time without other transfers
-of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a learnt c come from
-the same transfers and would count their contention twice. So these forms do not tell apart the pairs of a tier. They
-need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and use the
-estimates. In place of `own_flows`, `explain` shows the factor by which a candidate's transfer was multiplied as
-`slowdown`, the number of ended transfers of its tier from which it was learnt as `learnt_from` (0: nothing is learnt,
-the factor is 1), and the transfers that it counts: `in_flight`, or `leaving` the sender and `entering` the receiver.
+("own"), of all senders there ("fleet"), of the sender and to the receiver ("ends"), or of all senders with one level
+for all tiers ("shared"). Where nothing is learnt yet, it is 1, as with "topo_only"; by "shared" a tier of which nothing
+is learnt has the level of the others. `max_inflight` and `strict_priorities` do not apply to them. The time without
+other transfers of ours is that on the tier's B, with the operator's c where there is one: estimates of pairs and a
+learnt c come from the same transfers and would count their contention twice. So these forms do not tell apart the pairs
+of a tier. They need the tiers of a network file (`router.network.file`); without tiers they count no own transfers and
+use the estimates. In place of `own_flows`, `explain` shows the factor by which a candidate's transfer was multiplied as
+`slowdown`, the number of ended transfers of its tier from which it was learnt as `learnt_from` (0: none has ended
+there), and the transfers that it counts: `in_flight`, or `leaving` the sender and `entering` the receiver.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
@@ -62,7 +63,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from policies.network.contention import COUNTS, FORMS, InFlight
+from policies.network.contention import COUNTS, FORMS, SHARED, Curve, InFlight
 from policies.record import record
 from policies.routing.base import Decision, Needs, Overcommit, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
@@ -123,7 +124,8 @@ class NetKV:
     """
     contention: Annotated[str, OneOf((COUNTED, *FORMS))] = COUNTED
     """Cost of own transfers in flight: the paper's 1 + n ("counted"), or a slowdown learnt by the transfers of the
-    sender on the tier ("own"), of all senders there ("fleet"), or of the sender and to the receiver ("ends").
+    sender on the tier ("own"), of all senders there ("fleet"), of the sender and to the receiver ("ends"), or of all
+    senders, with a part that all tiers share ("shared").
     """
     name: str = "netkv"
 
@@ -261,6 +263,9 @@ def slowdowns(form: str, sender: WorkerId, workers: Sequence[Worker], snapshot: 
     for worker in workers:
         tier = oracle.tier(sender, source.node, worker.id, worker.node)
         curve = None if tier is None else curves.get(tier)
+        if curve is None and form == SHARED:
+            # The level is every tier's, also that of one on which nothing has ended.
+            curve = Curve(next(iter(curves.values())).level, (0.0,))
         if tier is None or curve is None:
             found.append(ALONE)
         else:

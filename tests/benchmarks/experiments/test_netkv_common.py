@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.experiments import netkv_common as netkv
 from benchmarks.sim.records import RequestRecord
+from benchmarks.workloads.prefixes import ideal_hit_share
 from benchmarks.workloads.record import WorkloadRequest
 
 ROWS = tuple(
@@ -138,3 +139,38 @@ def test_thinning_keeps_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept) - len(short) == pytest.approx(0.2 * (len(ROWS) - len(short)), rel=0.15)
     assert netkv._rows(netkv.or_excerpt(netkv.TRACE), "rag", 1) == kept
     netkv._rows.cache_clear()
+
+
+def test_options_of_what_the_paper_leaves_open_reach_the_cluster() -> None:
+    """A quarter of 100 Gbit/s a NIC: tier 2 has 12.5 Gbit/s. A quarter of the KV: 45 GB."""
+    config = netkv.config(
+        "rag", "NetKV-Full", transfer_flows=4, nic_gbit=25.0, kv_share=0.25, prefill=[0.01, 1e-4]
+    )
+    made = netkv.sim_config(config, 0)
+    prefill, decode = made.engines
+    assert (prefill.transfer_flows, decode.transfer_flows) == (1, 4)
+    assert decode.kv_blocks * decode.block_size_tokens == pytest.approx(45e9 / 327_680, abs=128)
+    assert (prefill.profile.prefill_base_s, prefill.profile.prefill_per_token_s) == (0.01, 1e-4)
+    assert made.network.topology.tier_bytes_per_s[2] == 12.5e9 / 8  # type: ignore[union-attr]
+    plain = netkv.sim_config(netkv.config("rag", "NetKV-Full"), 0)
+    assert plain.engines[1].transfer_flows == 1 and plain.engines[0].profile is netkv.PROFILE
+    assert plain.network.topology.tier_bytes_per_s[2] == 50e9 / 8  # type: ignore[union-attr]
+
+
+def test_a_shared_prefix_covers_as_much_as_is_asked_for() -> None:
+    """Between none and half of a prompt, and between a quarter and three quarters of it; the same requests share."""
+    less, more = (
+        ideal_hit_share(netkv.requests(netkv.config("rag", "RR", **options), 1))
+        for options in ({"covered": [0.0, 0.5]}, {})
+    )
+    assert less is not None and more is not None and 0.0 < less < 0.75 * more
+
+
+def test_four_flows_share_the_bandwidth_of_one_nic() -> None:
+    """Four flows of 50 Gbit/s over the one NIC of 100: a transfer is up to twice as fast as one flow, and no faster."""
+    one, four = (
+        netkv.run_one(netkv.config("rag", "NetKV-Topo-Only", load=0.2, fixed_nic=True, **options), 0)
+        for options in ({}, {"transfer_flows": 4})
+    )
+    assert one["transfer_mean_s"] is not None and four["transfer_mean_s"] is not None
+    assert 0.4 < four["transfer_mean_s"] / one["transfer_mean_s"] < 0.95

@@ -3,7 +3,16 @@
 import pytest
 
 from policies.network import contention
-from policies.network.contention import FORGET_S, FORMS, PRIOR, ContentionEstimator, Curve, InFlight, fit
+from policies.network.contention import (
+    FORGET_S,
+    FORMS,
+    PRIOR,
+    ContentionEstimator,
+    Curve,
+    InFlight,
+    fit,
+    fit_shared,
+)
 
 
 def test_a_curve_adds_each_count() -> None:
@@ -39,13 +48,39 @@ def test_no_transfer_makes_another_faster() -> None:
     assert fit([(0,)] * 9, [0.1] * 9) == Curve(1.0, (0.0,), 9)
 
 
+def test_a_shared_level_is_that_of_all_tiers_and_slopes_are_each_tier_s() -> None:
+    # y = 1.4 + 0.2 n on tier 2 and 1.4 + 0.05 n on tier 3, with n of 0 to 4
+    counts = [(n % 5,) for n in range(5_000)]
+    found = fit_shared(
+        {tier: (counts, [1.4 + slope * n for (n,) in counts]) for tier, slope in ((2, 0.2), (3, 0.05))}
+    )
+    assert [found[tier].level for tier in (2, 3)] == [pytest.approx(1.4, abs=0.01)] * 2
+    assert [*found[2].slopes, *found[3].slopes] == [
+        pytest.approx(0.2, abs=0.01),
+        pytest.approx(0.05, abs=0.01),
+    ]
+    assert found[2].transfers == found[3].transfers == 5_000
+
+
+def test_a_jam_of_others_on_the_tier_in_use_does_not_make_another_look_faster() -> None:
+    """Eight transfers alone take twice their time: the level is (8 * 2 + 8) / 16. One on tier 3 takes as long alone:
+    (9 * 2 + 8) / 17, where its own level would be (2 + 8) / 9.
+    """
+    jammed = ([(0,)] * 8, [2.0] * 8)
+    assert fit_shared({2: jammed}) == {2: Curve(pytest.approx(1.5), (0.0,), 8)}
+    both = fit_shared({2: jammed, 3: ([(0,)], [2.0])})
+    assert both[3] == Curve(pytest.approx(26 / 17), (0.0,), 1) and both[2].level == both[3].level
+    assert fit([(0,)], [2.0]).level == pytest.approx(10 / 9)
+    assert fit_shared({}) == {}
+
+
 def test_each_form_has_its_own_counts() -> None:
     flying = InFlight()
     flying.add("p1", "d1", 2, 3)
     flying.add("p1", "d2", 3, 1)
     flying.add("p2", "d1", 2, 2)
     found = {form: flying.counts(form, "p1", "d1", 2) for form in FORMS}
-    assert found == {"own": (3,), "fleet": (5,), "ends": (4, 5)}
+    assert found == {"own": (3,), "fleet": (5,), "ends": (4, 5), "shared": (5,)}
     assert flying.counts("own", "p3", "d9", 2) == (0,)
     with pytest.raises(ValueError, match="no form 'all'"):
         flying.counts("all", "p1", "d1", 2)
@@ -62,7 +97,7 @@ def test_transfers_teach_the_curve_of_their_tier() -> None:
     assert {form: curve[2].level for form, curve in curves.items()} == dict.fromkeys(
         FORMS, pytest.approx(1.5)
     )
-    assert [len(curves[form][2].slopes) for form in FORMS] == [1, 1, 2]
+    assert [len(curves[form][2].slopes) for form in FORMS] == [1, 1, 2, 1]
     assert all(3 not in curves[form] for form in FORMS)
     assert {curves[form][2].transfers for form in FORMS} == {8}
     # of those that ended at 0 to 7 s, the last five are no older than 60 s

@@ -279,6 +279,7 @@ LEARNT = dataclasses.replace(
         "own": {2: Curve(1.2, (0.1,), 40)},
         "fleet": {2: Curve(1.2, (0.1,), 40), 3: Curve(1.5, (0.25,), 7)},
         "ends": {2: Curve(1.2, (0.1, 0.3), 40)},
+        "shared": {2: Curve(1.2, (0.1,), 40)},
     },
 )
 
@@ -291,6 +292,8 @@ LEARNT = dataclasses.replace(
         ("fleet", 1.2 + 0.1 * 4, 1.5 + 0.25 * 2),
         # four leave the sender, three enter d1
         ("ends", 1.2 + 0.1 * 4 + 0.3 * 3, 1.0),
+        # nothing has ended on tier 3, which has the level of tier 2
+        ("shared", 1.2 + 0.1 * 4, 1.2),
     ],
 )
 def test_learnt_contention_takes_the_place_of_the_count(
@@ -313,7 +316,7 @@ def test_learnt_contention_takes_the_place_of_the_count(
     assert term(decision, "d2", "learnt_from") == (7 if form == "fleet" else 0)
     shown = {r.worker: {k: v for k, v in r.terms.items() if k in COUNTED_TERMS} for r in decision.ranking}
     assert shown["d1"] == ({"leaving": 4, "entering": 3} if form == "ends" else {"in_flight": 4})
-    assert shown["d2"] == ({"in_flight": 2} if form == "fleet" else {})
+    assert shown["d2"] == ({"in_flight": 2} if form in ("fleet", "shared") else {})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -351,10 +354,11 @@ def test_learnt_contention_counts_once_beside_what_else_own_transfers_taught(for
         "contention": {form: {2: Curve(1.2, (0.0,) * (1 + (form == "ends")))}},
     }
     oracle = dataclasses.replace(ORACLE, **taught)  # type: ignore[arg-type]
-    # 5 GB / 6.25 GB/s * 1.2; on tier 3 the operator's c of 0.2 stays: 1 GB / (3.125 * 0.8 = 2.5 GB/s)
+    # 5 GB / 6.25 GB/s * 1.2; on tier 3 the operator's c of 0.2 stays: 1 GB / (3.125 * 0.8 = 2.5 GB/s); by "shared" it
+    # has tier 2's level, too
     decision = decide(oracle, contention=form)
     assert term(decision, "d1", "transfer_s") == pytest.approx(0.96)
-    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4 * (1.2 if form == "shared" else 1.0))
     # the count, and an oracle that knows no tiers, take the pair's estimate: 5 GB / 2 GB/s, twice as much by the count
     assert term(decide(oracle), "d1", "transfer_s") == pytest.approx(5.0)
     blind = dataclasses.replace(oracle, own_flows_excluded=False)
