@@ -27,7 +27,9 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "BalanceRoute Table 7: BR-H's H and gamma behind a barrier of 16 decode workers; synthetic long contexts"
+SUMMARY = (
+    "BalanceRoute Table 7: BR-H's H and gamma behind a barrier of 16 decode workers; synthetic long contexts"
+)
 SEEDS = (5, 1)
 SEEDS_FROM = 300
 WORKERS = 16

@@ -19,7 +19,9 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "DeepFlow Figure 6 from idle to overload, the load correction k tuned on the first half of the code trace"
+SUMMARY = (
+    "DeepFlow Figure 6 from idle to overload, the load correction k tuned on the first half of the code trace"
+)
 SEEDS = (6, 1)
 SEEDS_FROM = 700
 POLICIES = ("PD-aware", "combined")
@@ -57,7 +59,9 @@ def compare(results: Results) -> list[Row]:
     means = regrets(results, rates, corrections)
     best, used = min(means, key=means.__getitem__), measured.OURS["load_correction"]
     over = means[used] / means[best]
-    row = Row("k in use: mean of JCT / least JCT, over that of the best k", None, over, note=f"best: {best:g}")
+    row = Row(
+        "k in use: mean of JCT / least JCT, over that of the best k", None, over, note=f"best: {best:g}"
+    )
     rows = [aimed(row, f"<= {WITHIN:g}", most=WITHIN)]
     rows += [Row(f"k = {k:g}: mean of JCT / least JCT", None, means[k]) for k in corrections]
     for name in results.variants:

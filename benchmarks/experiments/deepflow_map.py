@@ -32,9 +32,7 @@ from benchmarks.seeds import spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = (
-    "DeepFlow Figure 5 at the rates of Figure 6: heatmap of JCT colocated / disaggregated - 1; synthetic requests"
-)
+SUMMARY = "DeepFlow Figure 5 at the rates of Figure 6: heatmap of JCT colocated / disaggregated - 1; synthetic requests"
 SEEDS = (5, 2)
 SEEDS_FROM = 500
 QUICK_RATES = (0.5, 4.0)

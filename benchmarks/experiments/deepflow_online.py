@@ -23,7 +23,9 @@ from benchmarks.seeds import ratio
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "DeepFlow Figure 4: P/D against colocated over rate, under an SLA of TPOT and TTFT; synthetic requests"
+SUMMARY = (
+    "DeepFlow Figure 4: P/D against colocated over rate, under an SLA of TPOT and TTFT; synthetic requests"
+)
 SEEDS = (8, 2)
 SEEDS_FROM = 540
 PRINTED = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
@@ -76,7 +78,9 @@ def compare(results: Results) -> list[Row]:
         row = _over(f"2P2D over colocated: rate within the SLA, {sla}", best["2P2D"], best[WHOLE])
         rows.append(aimed(row, "> 1", above=1.0) if limit_s in AIMED_LIMITS_S else row)
         by_engine = [4.0 / 3.0 * one for one in best["2P1D"]]
-        rows.append(_over(f"2P1D over colocated, by engine: rate within the SLA, {sla}", by_engine, best[WHOLE]))
+        rows.append(
+            _over(f"2P1D over colocated, by engine: rate within the SLA, {sla}", by_engine, best[WHOLE])
+        )
     return rows
 
 

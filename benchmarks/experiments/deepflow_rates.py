@@ -114,7 +114,9 @@ def _mean_jct_s(specs: tuple[EngineSpec, ...], work: list[WorkloadRequest], seed
     base = setup.sim_config(patient, ("join_shortest_queue", {}), seed)
     found = summarise(simulate(_endless(base), work))
     if found["jct_mean_s"] is None or found["finished"] != len(work):
-        raise ValueError(f"{found['finished']} of {len(work)} requests of a map's cell have ended: all have to")
+        raise ValueError(
+            f"{found['finished']} of {len(work)} requests of a map's cell have ended: all have to"
+        )
     return found["jct_mean_s"]
 
 

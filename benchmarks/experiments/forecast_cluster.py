@@ -348,4 +348,3 @@ def measures(result: RunResult, end_s: float) -> dict[str, float | None]:
         "requests": float(len(result.requests)),
         "finished": found["finished"],
     }
-

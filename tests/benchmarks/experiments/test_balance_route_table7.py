@@ -17,7 +17,9 @@ def rows_of(quick: bool, imbalance: dict[str, float]) -> dict[str, Row]:
         figures: Metrics = {
             "imbalance_tokens": imbalance.get(name, 100_000.0),
             "tpot_p95_ms": 70.0,
-            **dict.fromkeys((table1.RAW, table1.SAME, table1.BY_TPOT), 900.0 if name == table7.JSQ else 990.0),
+            **dict.fromkeys(
+                (table1.RAW, table1.SAME, table1.BY_TPOT), 900.0 if name == table7.JSQ else 990.0
+            ),
         }
         runs[name] = {0: figures, 1: figures}
     results = Results("balance_route_table7", quick, variants, runs)

@@ -105,7 +105,7 @@ def test_the_summed_map_is_the_sum_over_the_rates() -> None:
 def test_a_request_of_a_map_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"jct_mean_s": 1.0, "finished": 2.0}
     monkeypatch.setattr(deepflow_rates, "summarise", lambda result: found)
-    with pytest.raises(ValueError, match="2.0 of 3 requests"):
+    with pytest.raises(ValueError, match=r"2\.0 of 3 requests"):
         deepflow_rates.batch_map(1.0, 3, (512.0,), (0.01,), 0)
 
 
@@ -187,7 +187,9 @@ def test_the_load_is_judged_from_idle_to_overload(quick: bool) -> None:
     def jct_s(policy: str, rate: float | None) -> float:
         if rate is None or rate == 0.05:
             return 1.0 if rate is None else 1.02
-        return {"RR": 2.0, "LA": 1.6, "PD-aware, k = 0": 1.8, "PD-aware": 1.61, "combined": 1.5}.get(policy, 1.7)
+        return {"RR": 2.0, "LA": 1.6, "PD-aware, k = 0": 1.8, "PD-aware": 1.61, "combined": 1.5}.get(
+            policy, 1.7
+        )
 
     rows = rows_of(deepflow_load, quick, load_figures(jct_s))
     idle = rows["RR: JCT at 0.05/s over JCT one at a time"]
