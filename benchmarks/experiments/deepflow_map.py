@@ -93,18 +93,14 @@ def compare(results: Results) -> list[Row]:
     ]
     low, high = total[:, : len(prefills) // 2], total[:, len(prefills) // 2 :]
     short, long = total[:, :, : len(ratios) // 2], total[:, :, len(ratios) // 2 :]
+    of_long = np.array(ratios) >= LONG_RATIO
     for name, more, less in (
         ("longer prompts less shorter", high, low),
         ("shorter decodes less longer", short, long),
-        (f"longer prompts less shorter, ratios from {LONG_RATIO:g}", *_of_long(ratios, high, low)),
+        (f"longer prompts less shorter, ratios from {LONG_RATIO:g}", high[:, :, of_long], low[:, :, of_long]),
     ):
         rows.append(_above_zero(f"mean cell, {name}", _mean(more) - _mean(less)))
     return [*rows, _wins(total), *_cells(results)]
-
-
-def _of_long(ratios: list[float], *parts: Maps) -> tuple[Maps, ...]:
-    long = [ratio >= LONG_RATIO for ratio in ratios]
-    return tuple(part[:, :, long] for part in parts)
 
 
 def _mean(cells: Maps) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What DeepFlow's experiments from idle to overload share: sampled requests, requests alone, and maps of batches.
+"""Requests and maps for DeepFlow's experiments from idle to overload: sampled requests, lone ones, maps of batches.
 
 `deepflow_setup.code` takes stretches of the trace, whose bursts queue at any mean rate, so that no rate is idle. The
 paper's trace is "sampled from a code generation service" and run at several rates (Figure 6). Here requests are drawn

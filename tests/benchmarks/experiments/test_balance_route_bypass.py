@@ -72,7 +72,7 @@ def test_only_the_bypass_is_capped_a_little_above_the_slots(
 
 
 def test_a_small_run_of_each_rule_ends_and_serves_alike() -> None:
-    """The same requests, of which all but the last ones are served by either rule."""
+    """Both rules get equal requests, and serve all but the last ones."""
     found = {
         rule: bypass.run_one(
             {**bypass._config("dry", "near", 5.0, rule, True), "size": 0.3}, bypass.SEEDS_FROM
