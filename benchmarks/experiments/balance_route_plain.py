@@ -9,7 +9,8 @@ The paper's central claim is an order: BR-0, survival, exact match, oracle (Tabl
 ratios, imbalance of BR-0 over that of BR-H with each source, rounded down to two digits, at the pool of Table 1. Our
 own aim is that LightGBM, which is what a router deploys, keeps 95 % of what the oracle adds to BR-H without forecasts.
 It is open where the oracle adds nothing: a rule that ignores its forecasts would keep all of nothing. BR-H without
-forecasts is not BR-0: it still sees that fuller batches grow faster, and weighs an overflow by H steps.
+forecasts is not BR-0 by its rule: it still sees that fuller batches grow faster, and weighs an overflow by H steps.
+Where no forecast passes the gate its runs are those without any.
 
 Throughput stands in three forms beside each other, as in `balance_route_table1`: as measured, at the same load, and by
 the profile that was derived from the paper's TPOT. The paper's gain over JSQ is compared with each.

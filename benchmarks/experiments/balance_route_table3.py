@@ -12,9 +12,12 @@ construction, and what survival says of outputs with a heavy tail is not. For Az
 from its published plots, with long outputs only. The plots have no prompts, so exact match is survival there: its row
 stands beside the paper's figure without an aim.
 
-The text of the paper has lost H. The aims are for H = 48, around which the paper's sensitivity varies it, and H = 96
-stands beside. The bound of the outputs, which the text has lost as well, decides the figures of Azure 2024: the paper
-calls them cap-bounded, and nearly all of its requests end within H.
+The text of the paper has lost H. Its own figures say which of the values that it sweeps it was: what is left of a long
+output that ends within H is nearly uniform on 1 to H, and an estimate that knows no more has a mean error of H / 4:
+12 tokens at H = 48 and 24 at H = 96. In the paper survival has 20.1. So the aims are for H = 96, and 48 stands beside.
+They were for 48 until a reduced run (seed 900) had 13 tokens there; the seeds that are measured begin behind it. The
+bound of the outputs, which the text has lost as well, decides the figures of Azure 2024: the paper calls them
+cap-bounded, and nearly all of its requests end within H.
 """
 
 from __future__ import annotations
@@ -39,9 +42,10 @@ SUMMARY = (
     " traces, of which recurring-long is synthetic"
 )
 SEEDS = (5, 1)
-SEEDS_FROM = 900
+SEEDS_FROM = 910
 WORKERS = 8
 WINDOWS = (48, 96)
+AIMED_WINDOW = 96
 STRIDE_TOKENS = 16
 """Distance of the ages at which a request is asked about: the refresh of the routers (`ForecastConfig`)."""
 MOST_ROWS = 20_000
@@ -106,7 +110,7 @@ def _rows(results: Results, case: str, source: str, window: int) -> list[Row]:
     """Returns the rows of AUC and MAE of a source, as far as they were measured."""
     name = f"{DATASETS[case]} ({case}), {source}, H = {window}"
     auc, mae = PAPER[case].get(source, (None, None))
-    wanted = (case, source) in AIMED and window == WINDOWS[0]
+    wanted = (case, source) in AIMED and window == AIMED_WINDOW
     made = []
     for metric, what, paper, unit in (
         ("auc", "AUC", auc, ""),

@@ -116,8 +116,10 @@ def _above_zero(name: str, by_seed: npt.NDArray[np.float64]) -> Row:
 
 
 def _wins(total: Maps) -> Row:
-    """Returns the row of the largest win over the largest loss; it has no figure where a seed has no loss."""
-    best, worst = total.max(axis=(1, 2)), -total.min(axis=(1, 2))
+    """Returns the row of the largest win over the largest loss. The ratio is 0 where a seed has no win, and the row has
+    no figure where one has no loss.
+    """
+    best, worst = np.maximum(total.max(axis=(1, 2)), 0.0), -total.min(axis=(1, 2))
     seen = spread((best / worst).tolist()) if (worst > 0.0).all() else None
     row = Row(
         "largest win over largest loss of disaggregation",

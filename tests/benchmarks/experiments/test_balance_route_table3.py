@@ -49,19 +49,19 @@ def rows_of(results: Results) -> dict[str, Row]:
 
 def test_aims_are_the_papers_figures_at_one_window(all_traces: None) -> None:
     rows = rows_of(results_of(0.97, 4.4))
-    exact = rows["proprietary (recurring-long), exact match, H = 48: AUC"]
+    exact = rows["proprietary (recurring-long), exact match, H = 96: AUC"]
     assert (exact.paper, exact.met, exact.note) == (0.974, True, "25 % of the rows end within H")
-    assert rows["proprietary (recurring-long), survival, H = 48: AUC"].met is False
-    assert rows["proprietary (recurring-long), exact match, H = 48: conditional MAE"].met is False
-    assert rows["Azure 2024 (azure2024), survival, H = 48: conditional MAE"].met is True  # 4.05 to 6.75
+    assert rows["proprietary (recurring-long), survival, H = 96: AUC"].met is False
+    assert rows["proprietary (recurring-long), exact match, H = 96: conditional MAE"].met is False
+    assert rows["Azure 2024 (azure2024), survival, H = 96: conditional MAE"].met is True  # 4.05 to 6.75
     for name in (
-        "proprietary (recurring-long), exact match, H = 96: AUC",
-        "Azure 2024 (azure2024), exact match, H = 48: AUC",
-        "proprietary (recurring-long), lightgbm, H = 48: AUC",
+        "proprietary (recurring-long), exact match, H = 48: AUC",
+        "Azure 2024 (azure2024), exact match, H = 96: AUC",
+        "proprietary (recurring-long), lightgbm, H = 96: AUC",
     ):
         assert rows[name].aim == ""
-    assert rows["Azure 2024 (azure2024), exact match, H = 48: AUC"].paper == 0.995
-    assert rows["proprietary (recurring-long), lightgbm, H = 48: AUC"].paper is None
+    assert rows["Azure 2024 (azure2024), exact match, H = 96: AUC"].paper == 0.995
+    assert rows["proprietary (recurring-long), lightgbm, H = 96: AUC"].paper is None
 
 
 def test_a_score_that_is_not_defined_has_no_row(all_traces: None) -> None:

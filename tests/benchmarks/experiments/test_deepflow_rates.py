@@ -165,10 +165,13 @@ def test_a_map_the_other_way_round_misses_them() -> None:
     assert wins.met is False and wins.ours is not None and wins.ours < 1.0
 
 
-def test_a_map_without_a_loss_has_no_ratio_of_wins_to_losses() -> None:
+def test_a_map_without_a_loss_has_no_ratio_and_one_without_a_win_has_0() -> None:
     rows = rows_of(deepflow_map, True, lambda v, seed: cells_of(v, lambda p, r: 0.1))
     wins = rows["largest win over largest loss of disaggregation"]
     assert (wins.ours, wins.met, wins.note) == (None, None, "a seed without a loss")
+    rows = rows_of(deepflow_map, True, lambda v, seed: cells_of(v, lambda p, r: -0.1))
+    wins = rows["largest win over largest loss of disaggregation"]
+    assert (wins.ours, wins.met) == (0.0, False)
 
 
 def load_figures(jct_s: Callable[[str, float | None], float]) -> Figures:
