@@ -34,6 +34,13 @@ IN_WORDS: Patterns = {
     "deepflow_colocation": ("2P2D: TPOT below colocated at *", "2P2D: highest rate within the SLA, TPOT"),
     # The first and second observation of section 5.3.1.
     "deepflow_heatmap": ("mean cell up to ratio *, longer prompts", "largest win over largest loss *"),
+    "deepflow_map": ("mean cell, *", "largest win over largest loss *"),
+    # Section 4.5, under an SLA of both times, and on other seeds.
+    "deepflow_online": ("2P2D: TPOT below colocated at *", "2P2D over colocated: rate within the SLA, *"),
+    # The three observations of section 5.3.2, on the paper's own policy.
+    "deepflow_load": ("PD-aware, k = 0: JCT below RR at *",),
+    # Section 5.2: the TE that "maximizes KV cache reuse".
+    "deepflow_locality": ("*: prefix hits, on less off",),
     # The order of the gains in section 4.3.
     "flowkv_hetero": ("tasks with the paper's rank *",),
 }

@@ -19,7 +19,7 @@ requests. A run begins with running requests whose remainders are uniform shares
 not fall together. Most prompts recur and the rest has clients, as in the stand-in for the paper's trace, so exact match
 and LightGBM have something to learn from.
 
-Not claimed: any trace. Table 3 of the paper is compared on stand-ins and on Azure's (`accuracy`).
+Not claimed: any trace. `balance_route_table3` compares predictors with the paper's Table 3.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.experiments import balance_route_cluster as cluster
 from benchmarks.experiments.base import Config, Metrics
 from benchmarks.experiments.composition_cluster import CLIENTS
-from benchmarks.experiments.forecast_dial import STRIDE_TOKENS, Dial, Judge, Past
+from benchmarks.experiments.forecast_dial import Dial, Judge, Past
 from benchmarks.experiments.forecast_expected import ExpectedBalanceRouteH, Remembered
 from benchmarks.sim import profiles
 from benchmarks.sim.cluster import Cluster
@@ -50,7 +50,6 @@ from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.standins import LONG_CONTEXT_PROMPT
 from benchmarks.workloads.synthetic import Recurrence, Synthetic
 from policies.routing.balance.balance_route_h import BalanceRouteH
-from predictors.evaluate import HeldOut, evaluate
 from predictors.features import replay
 from predictors.forecast import ForecastConfig
 from predictors.lgbm import LgbmPredictor
@@ -349,35 +348,3 @@ def measures(result: RunResult, end_s: float) -> dict[str, float | None]:
         "requests": float(len(result.requests)),
         "finished": found["finished"],
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- Table 3
-
-
-def accuracy(config: Config, seed: int) -> Metrics:
-    """Returns AUC and conditional MAE of each of `PREDICTORS` on requests that it has not seen, as the paper's Table 3.
-
-    `config` has case (of `balance_route_cluster.CASES`), train_requests, test_requests and windows. Requests are asked
-    about at ages 0, 16, 32 and so on. Nothing is simulated.
-    """
-    case, requests = cluster.CASES[config["case"]], config["train_requests"]
-    train = cluster.history(case, WORKERS, requests)
-    rows = cluster.rows_of(case, "held_out", seed)[: config["test_requests"]]
-    outcomes = [*train, *outcomes_of(rows)]
-    held = HeldOut.of(
-        outcomes, replay(outcomes), len(train), tuple(config["windows"]), STRIDE_TOKENS, max_rows=20_000
-    )
-    survival = EmpiricalSurvival.fit(train)
-    predictors: dict[str, Predictor] = {
-        "survival": survival,
-        # The evaluation feeds it the training part first.
-        "exact match": Memorised(EXACT_MATCH, survival),
-        "lightgbm": cluster.fitted(case, WORKERS, requests),
-    }
-    found: dict[str, float | None] = {}
-    for name in PREDICTORS:
-        for window, scores in evaluate(name, predictors[name], held).by_window.items():
-            found[f"auc/{name}/{window}"] = scores.roc_auc
-            found[f"mae_tokens/{name}/{window}"] = scores.conditional_mae_tokens
-            found[f"ends_share/{name}/{window}"] = scores.positives
-    return found

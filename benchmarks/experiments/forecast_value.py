@@ -11,8 +11,7 @@ cells of `forecast_cluster` vary all three. In each of them run
 
 and each rule gets forecasts of several sources: none, a dial of known quality (`forecast_dial`), survival, exact match,
 LightGBM, which is the deployed one, and the oracle. AUC and conditional MAE of every source are measured in the runs.
-"Table 3" compares the AUC and MAE of three predictors with the paper's, on stand-ins for its traces; the text of the
-paper has lost H there, so two values of H stand side by side.
+`balance_route_table3` compares the AUC and MAE of predictors with the paper's Table 3.
 
 The rule was written down before the first full run. A *gain* is the difference in per cent of the base, seed by seed.
 
@@ -48,7 +47,6 @@ from benchmarks.experiments import forecast_cluster as cells
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
 from benchmarks.seeds import Spread, ratio, spread
 from benchmarks.sim import profiles
-from benchmarks.workloads.catalog import available
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,33 +84,19 @@ METRICS: Mapping[str, tuple[str, float]] = {
 }
 """The name of each metric, and 1 if more of it is better, else -1."""
 
-# The paper's Table 3: stage-1 AUC and stage-2 MAE in tokens, by dataset and realisation.
-TABLE_3: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "recurring-long": {"survival": (0.700, 20.1), "exact match": (0.974, 2.9)},
-    "azure2024": {"survival": (0.993, 5.4), "exact match": (0.995, 5.4)},
-}
-DATASETS = {"recurring-long": "proprietary", "azure2024": "Azure 2024"}
-WINDOWS = (48, 96)
-
 
 # ---------------------------------------------------------------------------------------------------------- variants
 
 
 def variants(quick: bool) -> list[Variant]:
     chosen = QUICK_CELLS if quick else cells.CELLS
-    made = [
+    return [
         Variant(_name(f"{pool} {outputs}", rule, source), _config(pool, outputs, rule, source, quick))
         for pool, outputs in chosen
         for rule, sources in RULES.items()
         for source in sources
         if not quick or source in QUICK_SOURCES
     ]
-    for case in TABLE_3:
-        if available(cluster.CASES[case].workload) and not (quick and case == "azure2024"):
-            sizes = {"train_requests": 2_000, "test_requests": 500} if quick else {"train_requests": 8_000}
-            config = {"case": case, "windows": list(WINDOWS), "test_requests": 2_000, **sizes}
-            made.append(Variant(f"Table 3, {case}", config))
-    return made
 
 
 def _name(cell: str, rule: str, source: str) -> str:
@@ -152,7 +136,7 @@ def policy_of(rule: str) -> tuple[str, dict[str, Any]]:
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    return cells.accuracy(config, seed) if "case" in config else cells.run(config, seed)
+    return cells.run(config, seed)
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
@@ -160,7 +144,7 @@ def run_one(config: Config, seed: int) -> Metrics:
 
 def compare(results: Results) -> list[Row]:
     found = names(results)
-    rows = [*_table_3(results), *_regimes(results, found), *_accuracy(results, found)]
+    rows = [*_regimes(results, found), *_accuracy(results, found)]
     for cell in found:
         for rule, sources in RULES.items():
             if rule != BASE:
@@ -172,7 +156,7 @@ def compare(results: Results) -> list[Row]:
 
 def names(results: Results) -> list[str]:
     """Returns the names of the cells of the results, in their order."""
-    return list(dict.fromkeys(config["cell"] for config in results.variants.values() if "cell" in config))
+    return list(dict.fromkeys(config["cell"] for config in results.variants.values()))
 
 
 def _has(results: Results, cell: str, rule: str, source: str) -> bool:
@@ -219,25 +203,6 @@ def kept(results: Results, cell: str, rule: str, source: str, metric: str) -> tu
     whole = gains(results, base, _name(cell, rule, ORACLE), metric)
     share, half = ratio(ours, whole)
     return 100.0 * share, None if half is None else 100.0 * half
-
-
-def _table_3(results: Results) -> Iterator[Row]:
-    for case, papers in TABLE_3.items():
-        variant = f"Table 3, {case}"
-        if variant not in results.variants:
-            continue
-        for source in cells.PREDICTORS:
-            for window in WINDOWS:
-                for i, (metric, what, unit) in enumerate(
-                    (("auc", "AUC", ""), ("mae_tokens", "conditional MAE", "tokens"))
-                ):
-                    key = f"{metric}/{source}/{window}"
-                    if not results.measured(variant, key):
-                        continue
-                    seen = results.spread(variant, key)
-                    paper = papers[source][i] if source in papers else None
-                    name = f"Table 3, {DATASETS[case]} ({case}), {source}, H = {window}: {what}"
-                    yield Row(name, paper, seen.mean, unit, seen.half_width)
 
 
 def _regimes(results: Results, found: Sequence[str]) -> Iterator[Row]:

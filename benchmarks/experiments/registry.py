@@ -11,6 +11,10 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_tuning": "benchmarks.experiments.balance_route_tuning",
     "balance_route_table1": "benchmarks.experiments.balance_route_table1",
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
+    "balance_route_table3": "benchmarks.experiments.balance_route_table3",
+    "balance_route_table7": "benchmarks.experiments.balance_route_table7",
+    "balance_route_plain": "benchmarks.experiments.balance_route_plain",
+    "balance_route_bypass": "benchmarks.experiments.balance_route_bypass",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
     "forecast_value": "benchmarks.experiments.forecast_value",
@@ -21,9 +25,14 @@ EXPERIMENTS: dict[str, str] = {
     "fairness": "benchmarks.experiments.fairness",
     "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
+    "deepflow_online": "benchmarks.experiments.deepflow_online",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
+    "deepflow_map": "benchmarks.experiments.deepflow_map",
     "deepflow_tuning": "benchmarks.experiments.deepflow_tuning",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
+    "deepflow_load_tuning": "benchmarks.experiments.deepflow_load_tuning",
+    "deepflow_load": "benchmarks.experiments.deepflow_load",
+    "deepflow_locality": "benchmarks.experiments.deepflow_locality",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "flowkv_roles_tuning": "benchmarks.experiments.flowkv_roles_tuning",
     "flowkv_roles": "benchmarks.experiments.flowkv_roles",
@@ -80,12 +89,17 @@ FITTED: dict[str, str] = {
         " paper's Tables II to VI (`netkv_common`). TTFT, transfer times and rates agree by construction; what the"
         " schedulers differ by is the test, and no figure is held out"
     ),
+    "balance_route_table3": (
+        "the share of prompts that recur in the stand-in for the proprietary trace, which was chosen in view of this"
+        " table (`workloads/standins.py`)"
+    ),
     "balance_route_table": (
         "the time of a decode step per KV token, on the throughput column of the paper's Table 1, and the mean and"
         " deviation of the long contexts, on the imbalances of its Random and JSQ (`workloads/standins.py`). The"
         " imbalance of these two and the throughputs agree partly by construction"
     ),
     "balance_route_sensitivity": "as for Table 1",
+    "balance_route_plain": "as for Table 1",
 }
 """Sentences on the constants that were fitted on the very figures that an experiment is compared with, by the beginning
 of its name.

@@ -77,6 +77,7 @@ class EngineSpec:
     - The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most; if that is
       not longer, no lease is renewed.
     - Without `prefill_queue` a prefill engine computes all prompts at once (`unlimited`).
+    - `receive_ahead` KV transfers into an engine may begin while all of its slots are taken (BalanceRoute D.6).
     """
 
     name: str
@@ -100,6 +101,7 @@ class EngineSpec:
     transfer_flows: int = 1
     layers: LayerPlan | None = None
     prefill_queue: bool = True
+    receive_ahead: int = 0
 
     def __post_init__(self) -> None:
         who = f"engines {self.name!r}"
@@ -109,6 +111,7 @@ class EngineSpec:
             [(getattr(self, key) >= 1, f"{key} is {getattr(self, key)}: must be >= 1") for key in ones]
             + [
                 (self.lease_s > 0, f"lease_s is {self.lease_s}: must be > 0"),
+                (self.receive_ahead >= 0, f"receive_ahead is {self.receive_ahead}: must be >= 0"),
                 (self.max_lease_s > 0, f"max_lease_s is {self.max_lease_s}: must be > 0"),
                 (
                     not self.nodes or len(self.nodes) == self.count,

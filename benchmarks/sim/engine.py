@@ -66,14 +66,19 @@ class Worker:
         self.span: tuple[str, ...] = (node,)
         self.pool = BlockPool(spec.kv_blocks, spec.block_size_tokens, record_kv and spec.prefix_cache)
         self.model = EngineModel(
-            spec.profile, self.pool, spec.slots, spec.prefill_budget_tokens, spec.chunked_prefill
+            spec.profile,
+            self.pool,
+            spec.slots,
+            spec.prefill_budget_tokens,
+            spec.chunked_prefill,
+            spec.receive_ahead,
         )
         self.leases = LeaseTable(spec.lease_s)
         self.decodes = spec.role is not Role.PREFILL
         # As it announces and reports it.
         self.health = Health.READY
         self.group: StepGroup
-        # Sequences whose KV has arrived; the next step makes their first token.
+        # Sequences whose KV has arrived; the first step with them makes their first token.
         self._fresh: list[Sequence] = []
         self._doomed: list[Sequence] = []
 
@@ -159,14 +164,16 @@ class Worker:
         return plan
 
     def began(self, first_end_s: float) -> None:
-        """Reports the first token of each sequence whose KV has arrived; the run's first step, which ends at
-        `first_end_s`, makes it.
+        """Reports the first token of each sequence whose KV has arrived and that has a slot; the run's first step,
+        which ends at `first_end_s`, makes it.
         """
         if self._fresh:
-            for seq in self._fresh:
-                if seq.stage is SequenceStage.DECODING:
+            fresh, self._fresh = self._fresh, []
+            for seq in fresh:
+                if self.model.awaits_slot(seq):
+                    self._fresh.append(seq)
+                elif seq.stage is SequenceStage.DECODING:
                     self.owner.first_token(seq, first_end_s)
-            self._fresh.clear()
 
     def end(self, steps: int, now_s: float) -> StepResult:
         """Ends the run after `steps` steps, reports the results to the owner, and returns them."""

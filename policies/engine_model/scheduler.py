@@ -14,7 +14,8 @@ no block is left, the running sequence that is last by (priority, arrival) gives
 later (preemption by recomputation).
 A *remote* sequence gets its prompt's KV from another engine. It is admitted like any other (its slot and blocks are
 taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`. Its first token comes one step
-later, because that step computes the last prompt token (as vLLM does).
+later, because that step computes the last prompt token (as vLLM does). With `ahead`, some remote sequences are loaded
+while all slots are taken: they take their blocks, and a slot when one is free (BalanceRoute D.6).
 
 Cost: one counter advances all running sequences; a step touches only the sequences that finish. `begin_steps` and
 `end_steps` take many steps without prompts at once.
@@ -58,7 +59,9 @@ class EngineModel:
     """One engine's queue, slots, blocks and step counter. At most `slots` sequences are computed or loaded at once.
 
     A step computes at most `prefill_budget_tokens` prompt tokens; without `chunked` a longer prompt takes a step of its
-    own. `add` refuses a sequence that the whole pool could not hold, because it would preempt itself forever.
+    own. `ahead` more remote sequences may be loaded while the slots are taken. They run when slots are free, in the
+    order in which they were loaded. `add` refuses a sequence that the whole pool could not hold, because it would
+    preempt itself forever.
     """
 
     def __init__(
@@ -68,14 +71,18 @@ class EngineModel:
         slots: int,
         prefill_budget_tokens: int = 8192,
         chunked: bool = True,
+        ahead: int = 0,
     ) -> None:
-        if slots < 1 or prefill_budget_tokens < 1:
-            raise ValueError(f"{slots=}, {prefill_budget_tokens=}: both must be at least 1")
+        if slots < 1 or prefill_budget_tokens < 1 or ahead < 0:
+            raise ValueError(
+                f"{slots=}, {prefill_budget_tokens=}, {ahead=}: the first two must be at least 1, ahead at least 0"
+            )
         self.timing = timing
         self.pool = pool
         self.slots = slots
         self.budget_tokens = prefill_budget_tokens
         self.chunked = chunked
+        self.ahead = ahead
         self.batch = DecodeBatch(pool)
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
@@ -116,7 +123,7 @@ class EngineModel:
 
     @property
     def n_active(self) -> int:
-        """Number of sequences that hold a slot."""
+        """Number of sequences that hold a slot, or are loaded ahead of one."""
         return len(self.running) + len(self._prefilling) + len(self._loading) + len(self._joining)
 
     @property
@@ -127,6 +134,10 @@ class EngineModel:
     def generated(self, seq: Sequence) -> int:
         """Returns the number of output tokens that `seq` has so far."""
         return self.batch.generated(seq) if seq in self.batch.running else seq.generated
+
+    def awaits_slot(self, seq: Sequence) -> bool:
+        """Whether the KV of `seq` has arrived and no step has begun with it since."""
+        return seq in self._joining
 
     def ending_prefills(self) -> list[Sequence]:
         """Returns the sequences whose prompt will be complete when the step under way ends."""
@@ -220,9 +231,7 @@ class EngineModel:
             self._admit()
         batch = self.batch
         if self._joining:
-            joining, self._joining = self._joining, {}
-            for seq in joining:
-                batch.enter(seq, first_token=False)
+            self._join()
         prefill_tokens = self._plan_chunks() if self._prefilling else 0
         if not prefill_tokens and not batch.running:
             return None
@@ -290,7 +299,9 @@ class EngineModel:
             if seq.stage is not SequenceStage.QUEUED:
                 heapq.heappop(self._waiting)
                 continue
-            if self.n_active >= self.slots or not self._allocate(seq):
+            # What was preempted or moved has tokens, which are computed in a slot.
+            most = self.slots + (self.ahead if seq.remote and not seq.generated else 0)
+            if self.n_active >= most or not self._allocate(seq):
                 return
             heapq.heappop(self._waiting)
             self._n_waiting -= 1
@@ -301,6 +312,13 @@ class EngineModel:
             else:
                 seq.stage = SequenceStage.PREFILLING
                 self._prefilling[seq] = None
+
+    def _join(self) -> None:
+        """Lets the loaded sequences run, as many as there are free slots: all of them without `ahead`."""
+        free = self.slots - len(self.batch) - len(self._prefilling)
+        for seq in list(self._joining)[: max(0, free)]:
+            del self._joining[seq]
+            self.batch.enter(seq, first_token=False)
 
     def _allocate(self, seq: Sequence) -> bool:
         """Takes blocks for the prompt and the tokens generated before a preemption; False if there are too few.

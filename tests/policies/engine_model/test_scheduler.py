@@ -166,6 +166,45 @@ def test_remote_sequence_loads_then_decodes() -> None:
     assert m.pool.hits(hashes) == 2  # the loaded KV is now cached here
 
 
+def test_a_remote_sequence_is_loaded_ahead_of_a_slot() -> None:
+    """One slot. b is loaded first and runs. a has its KV by then, and runs in the step after b's last; c is loaded."""
+    m = EngineModel(T, BlockPool(100, 4), slots=1, ahead=1)
+    a, b, c = (Sequence(4, 2, remote=True) for _ in range(3))
+    for seq in (a, b, c):
+        m.add(seq)
+    assert m.begin_step() is None
+    assert (m.take_admitted(), m.n_waiting, m.n_active) == ([a, b], 1, 2)
+    m.loaded(b)
+    m.loaded(a)
+    # in the order in which they were loaded
+    assert step(m)[1].decoded == [b]
+    assert (m.awaits_slot(a), m.awaits_slot(b)) == (True, False)
+    assert step(m)[1].finished == [b]
+    assert step(m)[1].decoded == [a]
+    assert (m.take_admitted(), m.n_waiting) == ([c], 0)
+    m.remove(a)
+    m.loaded(c)
+    assert step(m)[1].decoded == [c]
+
+
+def test_without_ahead_nothing_is_loaded_before_it_has_a_slot() -> None:
+    m = EngineModel(T, BlockPool(100, 4), slots=1)
+    a, b = (Sequence(4, 2, remote=True) for _ in range(2))
+    m.add(a)
+    m.add(b)
+    assert m.begin_step() is None
+    assert (m.take_admitted(), m.n_waiting) == ([a], 1)
+
+
+def test_a_prompt_that_is_computed_here_is_not_admitted_ahead() -> None:
+    m = EngineModel(T, BlockPool(100, 4), slots=1, ahead=3)
+    a, b = Sequence(4, 3), Sequence(4, 3)
+    m.add(a)
+    m.add(b)
+    assert step(m)[1].decoded == [a]
+    assert step(m)[1].decoded == [a] and m.n_waiting == 1
+
+
 @pytest.mark.parametrize(("remote_output", "computed"), [(0, 3), (2, 1), (3, 1)])
 def test_of_a_resumed_remote_sequence_only_the_kv_that_did_not_come_is_computed(
     remote_output: int, computed: int
