@@ -250,6 +250,16 @@ class WireConfig(Strict):
         None, description="where unix sockets live; default: a private temporary directory"
     )
 
+    @field_validator("interface")
+    @classmethod
+    def _is_network(cls, interface: str | None) -> str | None:
+        if interface not in (None, "auto"):
+            try:
+                ipaddress.ip_network(str(interface))
+            except ValueError as error:
+                raise ValueError(f"{error}; give a network, such as 10.1.0.0/16, or auto") from None
+        return interface
+
     def secret(self) -> bytes | None:
         """Returns the shared secret from this process's environment, or None."""
         return secret_of_environment(self.secret_env)
@@ -368,8 +378,6 @@ class AppConfig(Strict):
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         self.dashboard.check(self.ingress)
-        if self.wire.interface not in (None, "auto"):
-            ipaddress.ip_network(str(self.wire.interface))
         first, last = port_range(self.wire.ports)
         if not first <= last <= 65535:
             raise ValueError(f"wire.ports is {self.wire.ports}: write first-last, at most 65535")

@@ -20,9 +20,11 @@ from typing import Any
 
 import yaml
 
-from actors.options import ConfigError
+from actors.options import ConfigError, from_options
 from app.admin_key import LOOPBACK_HOSTS, KeyFile
 from app.config import parse
+from app.dashboard.store import RunsConfig
+from app.ingress.config import check_options
 from app.own_ray import END_TIMEOUT_S, OwnRay, restarts
 
 READY_TIMEOUT_S = 600.0
@@ -112,6 +114,8 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
     if http_port is not None:
         schema.setdefault("http_options", {})["port"] = http_port
     config = parse(args, Path(path).resolve().parent)
+    check_options(config.ingress.options)
+    from_options(RunsConfig, config.dashboard.experiments, "dashboard.experiments")
     _check_exposure(schema.get("http_options") or {}, config)
     router = config.router
     heatmap = router.prefill.params.get("heatmap")

@@ -1,13 +1,15 @@
 """The configuration: what is refused, and with which words; every shipped file parses."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from actors.options import ConfigError, from_options
 from app.config import AppConfig, parse
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, check_options
 from policies.dispatch.dispatcher import DispatchConfig
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +96,12 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
             {"ingress": {"metrics_port": 65535, "replicas": 2}},
             "metrics_port: the last replica's would be 65536; 65535 is the highest",
         ),
-        ({"wire": {"interface": "eth0"}}, "eth0"),
+        ({"wire": {"interface": "eth0"}}, "wire.interface: Value error, 'eth0' does not appear"),
+        ({"wire": {"interface": "eth0"}}, "give a network, such as 10.1.0.0/16, or auto"),
+        (
+            {"flow": {"options": {"arbiter": {"windw": 1}}}},
+            "flow.options.arbiter.windw: no such option; allowed are",
+        ),
         ({"wire": {"interface": "10.1.0.5/16"}}, "10.1.0.5/16 has host bits set"),
         ({"wire": {"ports": "7700-7600"}}, "wire.ports is 7700-7600: write first-last, at most 65535"),
         ({"wire": {"ports": "7600-77000"}}, "wire.ports is 7600-77000: write first-last, at most 65535"),
@@ -121,6 +128,34 @@ def test_options_become_the_component_s_dataclass_with_types_checked() -> None:
     assert from_options(DispatchConfig, {"max_queue": 5}, "x") == DispatchConfig(max_queue=5)
     with pytest.raises(ConfigError, match=r"x\.max_queue: .*integer"):
         from_options(DispatchConfig, {"max_queue": "many"}, "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        # a request has its objectives in ms, the configuration in s
+        ({"class_slo": {"batch": {"ttft_ms": 5}}}, "ingress.options.class_slo.batch.ttft_ms: no such option (got 5)"),
+        ({"class_slo": {"batch": {"ttft_s": "soon"}}}, "ingress.options.class_slo.batch.ttft_s: Input should be"),
+        ({"class_slo": {"batch": {"ttft_s": 0}}}, "class_slo.batch.ttft_s is 0.0: it must be a number > 0, in seconds"),
+        ({"class_slo": {"batch": {"tpot_s": math.nan}}}, "class_slo.batch.tpot_s is nan: it must be a number > 0"),
+        ({"max_in_flght": 5}, "ingress.options.max_in_flght: no such option; allowed are"),
+        ({"key_file": "", "usage_log": "/log"}, "usage_log needs key_file"),
+    ],
+)
+def test_wrong_options_of_the_ingress_are_refused_before_anything_starts(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_options(options)
+    assert says in str(refused.value)
+
+
+def test_options_that_need_a_key_file_may_have_it_from_the_environment_of_the_replica() -> None:
+    check_options({"usage_log": "/log", "quota_redis": "redis://127.0.0.1", "class_slo": {"batch": {"ttft_s": 5}}})
+
+
+def test_an_unknown_key_of_a_sim_engines_link_is_refused() -> None:
+    engine = {"name": "d", "role": "decode", "kind": "sim", "options": {"links": {"*": {"bandwidth": 1e9}}}}
+    with pytest.raises(ConfigError, match=r"engines\.d\.options\.links\.\*\.bandwidth: no such option"):
+        parse({"model": {"path": "sim"}, "engines": [engine]})
 
 
 def test_a_secret_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:

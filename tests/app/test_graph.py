@@ -324,3 +324,7 @@ def test_another_number_of_replicas_under_an_autoscaler_restarts_no_engine(
 def test_a_wrong_config_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"engines\.0\.role"):
         build({"engines": [{"name": "x", "role": "both"}]})
+    with pytest.raises(ConfigError, match=r"ingress\.options\.max_in_flght: no such option"):
+        build({**BEFORE, "ingress": {"options": {"max_in_flght": 5}}})
+    with pytest.raises(ConfigError, match=r"dashboard\.experiments\.rate: no such option"):
+        build({**BEFORE, "dashboard": {"port": 0, "experiments": {"rate": 5}}})
