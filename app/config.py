@@ -132,6 +132,12 @@ METRICS_PORT_OFFSET = 1000
 """Default distance of the first metrics port above the public port: 9000 for 8000."""
 
 
+def url_here(host: str, port: int, secure: bool) -> str:
+    """Returns the URL by which a process of the same machine reaches a listener on `host`, with TLS if `secure`."""
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class IngressGroupConfig(Strict):
     """The ingress replicas, which serve the public API.
 
@@ -157,8 +163,7 @@ class IngressGroupConfig(Strict):
     @property
     def url(self) -> str:
         """The URL of the ingress for a process of the same machine."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url_here(self.host, self.port, self.tls_cert is not None)
 
     def resolved(self, cores: int) -> "IngressGroupConfig":
         """Returns the same settings with a number wherever they leave it to the machine, which has `cores` cores."""
@@ -202,6 +207,11 @@ class DashboardConfig(Strict):
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
+
+    @property
+    def url(self) -> str:
+        """The URL of the dashboard for a process of the same machine, once its settings are `resolved`."""
+        return url_here(self.host, self.port or 0, self.tls_cert is not None)
 
     def check(self, ingress: IngressGroupConfig) -> None:
         """Raises ValueError for settings that do not go together."""

@@ -282,18 +282,13 @@ def _states(serve: Any) -> str:
     return "  ".join(parts)
 
 
-def _url(config: Any) -> str:
-    scheme = "https" if config.ingress.tls_cert else "http"
-    return f"{scheme}://{config.ingress.host}:{config.ingress.port}"
-
-
 def _ready(config: Any) -> bool:
     if not config.ingress.port or config.ingress.tls_cert:
         import ray
 
         return bool(ray.is_initialized()) and _all_running()
     try:
-        with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=10) as answer:
+        with urllib.request.urlopen(f"{config.ingress.url}/health/ready", timeout=10) as answer:
             return bool(answer.status == 200)
     except (OSError, HTTPException):  # not there yet, or another server
         return False
@@ -306,10 +301,10 @@ def _all_running() -> bool:
 
 
 def _greet(config: Any, http_port: int, say: "_Progress") -> None:
-    say(f"ready: {config.model.served_name} on {_url(config)} (Serve's own port: {http_port})")
+    say(f"ready: {config.model.served_name} on {config.ingress.url} (Serve's own port: {http_port})")
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     body += '"temperature": 0, "max_tokens": 64, "stream": true}'
-    print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    print(f"\n  curl -N {config.ingress.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
     if (key_file := KeyFile(config.ingress.port).path).exists():
         print(f"  The admin key is in {key_file}; `sluice` reads it there by itself.")
     _greet_dashboard(config)
@@ -321,10 +316,9 @@ def _greet_dashboard(config: Any) -> None:
     dashboard = config.dashboard.resolved(config.ingress)
     if not dashboard.port:
         return
-    scheme = "https" if dashboard.tls_cert else "http"
     key_file = KeyFile(dashboard.port).path
     where = f"; its key is in {key_file}" if key_file.exists() else ""
-    print(f"  The dashboard is at {scheme}://{dashboard.host}:{dashboard.port}{where}.")
+    print(f"  The dashboard is at {dashboard.url}{where}.")
 
 
 def _shutdown(say: "_Progress", own: bool) -> None:
