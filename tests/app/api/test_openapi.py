@@ -82,4 +82,4 @@ def test_each_row_of_a_generated_table_is_one_line() -> None:
     blocks = [found[0].splitlines()[1:-1] for found in block.finditer((root / "docs" / "api.md").read_text())]
     tables = [lines for lines in blocks if lines[0].startswith("|")]
     assert len(tables) == len(blocks) - 1
-    assert [line for lines in tables for line in lines if not (line.startswith("| ") or line.startswith("|---"))] == []
+    assert [line for lines in tables for line in lines if not line.startswith(("| ", "|---"))] == []
