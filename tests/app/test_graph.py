@@ -271,7 +271,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> dict[str,
         ({}, set()),
         ({"ingress": {"port": 8123}}, {"Ingress", "Dashboard"}),
         ({"dashboard": {"port": 8123}}, {"Dashboard"}),
-        ({"ingress": {"options": {"max_body_bytes": 1000}}}, {"Ingress"}),
+        ({"ingress": {"options": {"max_body_bytes": 2000}}}, {"Ingress"}),
         ({"router": {"decode": {"name": "round_robin"}}}, {"Router"}),
         ({"router": {"engine_grace_s": 1.0}}, {"Router"}),
         (
