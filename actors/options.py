@@ -8,6 +8,10 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
+UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+"""The types of pydantic's problems with a key that does not exist, of a dataclass and of a model."""
+
+
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the key and the allowed values."""
 
@@ -32,5 +36,5 @@ def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any
 def problem_line(problem: Any, where: str = "") -> str:
     """One of pydantic's problems as a line for the operator: path, message, the beginning of the input."""
     path = ".".join(str(part) for part in ((where,) if where else ()) + tuple(problem["loc"]))
-    message = "no such option" if problem["type"] == "unexpected_keyword_argument" else problem["msg"]
+    message = "no such option" if problem["type"] in UNKNOWN_KEY else problem["msg"]
     return f"  {path or 'config'}: {message} (got {str(problem.get('input'))[:80]})"
