@@ -34,7 +34,10 @@ def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any
 
 
 def problem_line(problem: Any, where: str = "") -> str:
-    """One of pydantic's problems as a line for the operator: path, message, the beginning of the input."""
+    """Returns one of pydantic's problems as a line for the operator: path, message, the beginning of the input."""
     path = ".".join(str(part) for part in ((where,) if where else ()) + tuple(problem["loc"]))
     message = "no such option" if problem["type"] in UNKNOWN_KEY else problem["msg"]
-    return f"  {path or 'config'}: {message} (got {str(problem.get('input'))[:80]})"
+    given = problem.get("input")
+    # a rule over several keys says itself what is wrong, and among the others there may be secrets
+    whole = problem["type"] == "value_error" and isinstance(given, Mapping)
+    return f"  {path or 'config'}: {message}" + ("" if whole else f" (got {str(given)[:80]})")

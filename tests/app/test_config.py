@@ -148,6 +148,13 @@ def test_wrong_options_of_the_ingress_are_refused_before_anything_starts(options
     assert says in str(refused.value)
 
 
+def test_a_refusal_shows_no_key_that_is_right() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_options({"admin_keys": ["a-secret-of-ours"], "max_body_bytes": 4096, "max_waiting_bytes": 2048})
+    assert "max_waiting_bytes must be max_body_bytes at least" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_options_that_need_a_key_file_may_have_it_from_the_environment_of_the_replica() -> None:
     check_options({"usage_log": "/log", "quota_redis": "redis://127.0.0.1", "class_slo": {"batch": {"ttft_s": 5}}})
 
