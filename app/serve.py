@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     taken = _taken(_ports(schema), patience_s=END_TIMEOUT_S if restarts() else 0.0)
     if taken:
-        option = "--port 8010 and --http-port 8011, say (make serve PORT=8010)"
+        option = "--port 8010 --http-port 8011, say (make serve PORT=8010 ARGS=\"--http-port 8011\")"
         print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
         return 1
     _tell_of_dashboard_port(schema)

@@ -1,5 +1,7 @@
 """What `make serve` refuses, the addresses that it shows, and a call to Ray that comes after Ray's end."""
 
+import argparse
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import yaml
 
 from actors.options import ConfigError
 from app.config import parse
-from app.serve import _greet, load
+from app.serve import _greet, load, run
 
 ARGS: dict[str, Any] = {
     "model": {"path": "sim"},
@@ -87,3 +89,15 @@ def test_addresses_are_shown_as_urls_by_which_this_machine_reaches_them(
     told = capsys.readouterr().out
     assert f"curl -N http://{shown}:8000/v1/chat/completions " in told
     assert f"The dashboard is at http://{shown}:8002" in told
+
+
+def test_a_port_that_is_in_use_is_named_with_what_chooses_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, None, ARGS | {"ingress": {}})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert run(argparse.Namespace(config=file, port=port, http_port=None, address=None)) == 1
+    told = capsys.readouterr().err
+    assert f"port {port} is in use" in told
+    assert 'make serve PORT=8010 ARGS="--http-port 8011"' in told
