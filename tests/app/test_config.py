@@ -1,6 +1,7 @@
 """The configuration: what is refused, and with which words; every shipped file parses."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,27 @@ def test_a_machine_with_four_cores_has_two_ingresses_by_default(
 ) -> None:
     found = parse(OK | {"ingress": ingress}).ingress.resolved(cores)
     assert (found.replicas, found.metrics_port) == (replicas, metrics_port)
+
+
+def shown_parts() -> list[Any]:
+    """Returns the parts of a configuration that documents show as YAML."""
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        examples = re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+        for number, text in enumerate(examples):
+            part = yaml.safe_load(text)
+            if part.keys() <= AppConfig.model_fields.keys():
+                found.append(pytest.param(part, id=f"{path.stem}-{number}"))
+    return found
+
+
+SHOWN = shown_parts()
+
+
+def test_documents_show_parts_of_the_configuration() -> None:
+    assert len(SHOWN) > 20
+
+
+@pytest.mark.parametrize("part", SHOWN)
+def test_a_part_of_the_configuration_that_a_document_shows_can_be_used(part: dict[str, Any]) -> None:
+    check_options(parse(OK | part).ingress.options)
