@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-
 UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 """The types of pydantic's problems with a key that does not exist, of a dataclass and of a model."""
 

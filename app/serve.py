@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     taken = _taken(_ports(schema), patience_s=END_TIMEOUT_S if restarts() else 0.0)
     if taken:
-        option = "--port 8010 --http-port 8011, say (make serve PORT=8010 ARGS=\"--http-port 8011\")"
+        option = '--port 8010 --http-port 8011, say (make serve PORT=8010 ARGS="--http-port 8011")'
         print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
         return 1
     _tell_of_dashboard_port(schema)
@@ -304,7 +304,9 @@ def _greet(config: Any, http_port: int, say: "_Progress") -> None:
     say(f"ready: {config.model.served_name} on {config.ingress.url} (Serve's own port: {http_port})")
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     body += '"temperature": 0, "max_tokens": 64, "stream": true}'
-    print(f"\n  curl -N {config.ingress.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    print(
+        f"\n  curl -N {config.ingress.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n"
+    )
     if (key_file := KeyFile(config.ingress.port).path).exists():
         print(f"  The admin key is in {key_file}; `sluice` reads it there by itself.")
     _greet_dashboard(config)

@@ -168,6 +168,9 @@ class IngressConfig:
         if self.ceiling not in PRIORITY_OF_CLASS and not priorities.allows(self.ceiling):
             classes = ", ".join(PRIORITY_OF_CLASS)
             raise ValueError(f"ingress: ceiling is {self.ceiling!r}: it must be {classes} or {priorities}")
+        self._check_objectives()
+
+    def _check_objectives(self) -> None:
         if not set(self.class_slo) <= set(PRIORITY_OF_CLASS):
             raise ValueError(f"ingress: class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}")
         objective = Number(above=0.0)
@@ -184,4 +187,6 @@ def check_options(options: Mapping[str, Any]) -> None:
 
     Where they name no key file, one may come from the environment of the replica's process, which is not known here.
     """
-    from_options(IngressConfig, {"served_names": ("a model",), "key_file": "any", **options}, "ingress.options")
+    from_options(
+        IngressConfig, {"served_names": ("a model",), "key_file": "any", **options}, "ingress.options"
+    )

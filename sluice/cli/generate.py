@@ -59,7 +59,9 @@ def _configure_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slo-tpot-ms", type=positive_float, metavar="MS", help="objective: time per further token"
     )
-    group.add_argument("--session", metavar="ID", help="name of the conversation, by which forecasts of lengths learn")
+    group.add_argument(
+        "--session", metavar="ID", help="name of the conversation, by which forecasts of lengths learn"
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--no-stream", action="store_true", help="print the answer when it is complete")
     group.add_argument(

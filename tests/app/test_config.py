@@ -135,15 +135,29 @@ def test_options_become_the_component_s_dataclass_with_types_checked() -> None:
     ("options", "says"),
     [
         # a request has its objectives in ms, the configuration in s
-        ({"class_slo": {"batch": {"ttft_ms": 5}}}, "ingress.options.class_slo.batch.ttft_ms: no such option (got 5)"),
-        ({"class_slo": {"batch": {"ttft_s": "soon"}}}, "ingress.options.class_slo.batch.ttft_s: Input should be"),
-        ({"class_slo": {"batch": {"ttft_s": 0}}}, "class_slo.batch.ttft_s is 0.0: it must be a number > 0, in seconds"),
-        ({"class_slo": {"batch": {"tpot_s": math.nan}}}, "class_slo.batch.tpot_s is nan: it must be a number > 0"),
+        (
+            {"class_slo": {"batch": {"ttft_ms": 5}}},
+            "ingress.options.class_slo.batch.ttft_ms: no such option (got 5)",
+        ),
+        (
+            {"class_slo": {"batch": {"ttft_s": "soon"}}},
+            "ingress.options.class_slo.batch.ttft_s: Input should be",
+        ),
+        (
+            {"class_slo": {"batch": {"ttft_s": 0}}},
+            "class_slo.batch.ttft_s is 0.0: it must be a number > 0, in seconds",
+        ),
+        (
+            {"class_slo": {"batch": {"tpot_s": math.nan}}},
+            "class_slo.batch.tpot_s is nan: it must be a number > 0",
+        ),
         ({"max_in_flght": 5}, "ingress.options.max_in_flght: no such option; allowed are"),
         ({"key_file": "", "usage_log": "/log"}, "usage_log needs key_file"),
     ],
 )
-def test_wrong_options_of_the_ingress_are_refused_before_anything_starts(options: dict[str, Any], says: str) -> None:
+def test_wrong_options_of_the_ingress_are_refused_before_anything_starts(
+    options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         check_options(options)
     assert says in str(refused.value)
@@ -157,7 +171,9 @@ def test_a_refusal_shows_no_key_that_is_right() -> None:
 
 
 def test_options_that_need_a_key_file_may_have_it_from_the_environment_of_the_replica() -> None:
-    check_options({"usage_log": "/log", "quota_redis": "redis://127.0.0.1", "class_slo": {"batch": {"ttft_s": 5}}})
+    check_options(
+        {"usage_log": "/log", "quota_redis": "redis://127.0.0.1", "class_slo": {"batch": {"ttft_s": 5}}}
+    )
 
 
 def test_an_unknown_key_of_a_sim_engines_link_is_refused() -> None:
