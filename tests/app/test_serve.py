@@ -1,4 +1,4 @@
-"""What `make serve` refuses, the addresses that it shows, and a call to Ray that comes after Ray's end."""
+"""Configurations that `make serve` refuses, the addresses that it shows, and a call to Ray after Ray's end."""
 
 import argparse
 import socket
