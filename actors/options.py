@@ -23,8 +23,9 @@ def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any
     unknown = sorted(set(options) - set(allowed))
     if unknown:
         raise ConfigError(f"{where}.{unknown[0]}: no such option; allowed are {', '.join(allowed)}")
-    # pydantic ignores unknown keys of a dataclass unless its config forbids them; only a tuple can be given that config
-    adapter: TypeAdapter[Any] = TypeAdapter(GenericAlias(tuple, (kind,)), config=ConfigDict(extra="forbid"))
+    # pydantic ignores unknown keys of a dataclass unless its config forbids them; a tuple around it takes the config
+    around: Any = GenericAlias(tuple, (kind,))
+    adapter: TypeAdapter[Any] = TypeAdapter(around, config=ConfigDict(extra="forbid"))
     try:
         return adapter.validate_python((dict(options),))[0]
     except ValidationError as error:
