@@ -2,9 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
+from types import GenericAlias
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+"""The types of pydantic's problems with a key that does not exist, of a dataclass and of a model."""
 
 
 class ConfigError(ValueError):
@@ -12,18 +16,28 @@ class ConfigError(ValueError):
 
 
 def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any:
-    """A `kind`, which is a dataclass, with `options` as its fields. Raises ConfigError; `where` names the mapping."""
+    """A `kind`, which is a dataclass, with `options` as its fields. Raises ConfigError, also for an unknown key of a
+    dataclass inside it; `where` names the mapping.
+    """
     allowed = sorted(f.name for f in dataclasses.fields(kind) if f.init)
     unknown = sorted(set(options) - set(allowed))
     if unknown:
         raise ConfigError(f"{where}.{unknown[0]}: no such option; allowed are {', '.join(allowed)}")
+    # pydantic ignores unknown keys of a dataclass unless its config forbids them; a tuple around it takes the config
+    around: Any = GenericAlias(tuple, (kind,))
+    adapter: TypeAdapter[Any] = TypeAdapter(around, config=ConfigDict(extra="forbid"))
     try:
-        return TypeAdapter(kind).validate_python(dict(options))
+        return adapter.validate_python((dict(options),))[0]
     except ValidationError as error:
-        raise ConfigError("\n".join(problem_line(problem, where) for problem in error.errors())) from None
+        problems = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]
+        raise ConfigError("\n".join(problem_line(problem, where) for problem in problems)) from None
 
 
 def problem_line(problem: Any, where: str = "") -> str:
-    """One of pydantic's problems as a line for the operator: path, message, the beginning of the input."""
+    """Returns one of pydantic's problems as a line for the operator: path, message, the beginning of the input."""
     path = ".".join(str(part) for part in ((where,) if where else ()) + tuple(problem["loc"]))
-    return f"  {path or 'config'}: {problem['msg']} (got {str(problem.get('input'))[:80]})"
+    message = "no such option" if problem["type"] in UNKNOWN_KEY else problem["msg"]
+    given = problem.get("input")
+    # a rule over several keys says itself what is wrong, and among the others there may be secrets
+    whole = problem["type"] == "value_error" and isinstance(given, Mapping)
+    return f"  {path or 'config'}: {message}" + ("" if whole else f" (got {str(given)[:80]})")

@@ -5,7 +5,6 @@ engine). This file joins them, adds what only the deployment knows (how many rep
 sentences that name the key and what is allowed.
 """
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -223,8 +222,6 @@ class AppConfig(Strict):
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         self.dashboard.check(self.ingress)
-        if self.wire.interface not in (None, "auto"):
-            ipaddress.ip_network(str(self.wire.interface))
         first, last = port_range(self.wire.ports)
         if not first <= last <= 65535:
             raise ValueError(f"wire.ports is {self.wire.ports}: write first-last, at most 65535")

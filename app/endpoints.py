@@ -4,11 +4,12 @@ A replica gets its own part of them when it starts. They stand apart from `app.c
 predictor: a process that needs none of these, as the dashboard's, is smaller without.
 """
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from actors.wire.channel import Identity
 from actors.wire.environment import secret_of_environment
@@ -24,6 +25,12 @@ ASSUMPTION: on fewer cores a second process takes more from the engines than its
 
 METRICS_PORT_OFFSET = 1000
 """Default distance of the first metrics port above the public port: 9000 for 8000."""
+
+
+def url_here(host: str, port: int, secure: bool) -> str:
+    """Returns the URL by which a process of the same machine reaches a listener on `host`, with TLS if `secure`."""
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class IngressGroupConfig(Strict):
@@ -51,8 +58,7 @@ class IngressGroupConfig(Strict):
     @property
     def url(self) -> str:
         """The URL of the ingress for a process of the same machine."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url_here(self.host, self.port, self.tls_cert is not None)
 
     def resolved(self, cores: int) -> "IngressGroupConfig":
         """Returns the same settings with a number wherever they leave it to the machine, which has `cores` cores."""
@@ -96,6 +102,11 @@ class DashboardConfig(Strict):
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
+
+    @property
+    def url(self) -> str:
+        """The URL of the dashboard for a process of the same machine, once its settings are `resolved`."""
+        return url_here(self.host, self.port or 0, self.tls_cert is not None)
 
     def check(self, ingress: IngressGroupConfig) -> None:
         """Raises ValueError for settings that do not go together."""
@@ -143,6 +154,16 @@ class WireConfig(Strict):
     socket_dir: str | None = Field(
         None, description="where unix sockets live; default: a private temporary directory"
     )
+
+    @field_validator("interface")
+    @classmethod
+    def _is_network(cls, interface: str | None) -> str | None:
+        if interface not in (None, "auto"):
+            try:
+                ipaddress.ip_network(str(interface))
+            except ValueError as error:
+                raise ValueError(f"{error}; give a network, such as 10.1.0.0/16, or auto") from None
+        return interface
 
     def secret(self) -> bytes | None:
         """Returns the shared secret from this process's environment, or None."""

@@ -27,6 +27,7 @@ from app.dashboard.replica import DashboardReplica, Target
 from app.dashboard.store import RunsConfig
 from app.flow_agent import FlowShare
 from app.groups import EngineGroupConfig
+from app.ingress.config import check_options
 from app.ingress.replica import IngressReplica
 from app.prewarmed.keeper import PrewarmedShare, share_of
 from app.replicas import (
@@ -54,6 +55,9 @@ overloaded machine every process seems to hang for some seconds, hence 30.
 def build(args: Mapping[str, Any]) -> serve.Application:
     """Returns the application of a Serve config's `args`. Raises ConfigError naming each wrong key."""
     config = parse(args)
+    check_options(config.ingress.options)
+    dashboard = config.dashboard.resolved(config.ingress)
+    runs = from_options(RunsConfig, dashboard.experiments, "dashboard.experiments")
     router = _application(
         RouterReplica,
         "Router",
@@ -92,8 +96,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                 ray_actor_options={"num_cpus": 0, "resources": config.router.resources},
             )
         )
-    dashboard = config.dashboard.resolved(config.ingress)
-    runs = from_options(RunsConfig, dashboard.experiments, "dashboard.experiments")
     if dashboard.port:
         options = config.ingress.options
         engines.append(

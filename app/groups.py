@@ -1,5 +1,6 @@
 """Engine groups in the configuration, with what Ray needs to place them, and how many replicas they may have."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -66,8 +67,6 @@ SLEEP = Sleep()
 """The defaults of a sleep."""
 CPUS = 0.1
 """Ray CPUs that a replica reserves by default."""
-LEASE_S = 30.0
-"""Time for which an engine keeps a finished prefill's KV, where its options do not say otherwise."""
 DRAIN_MARGIN_S = 5.0
 """Time above its lease that a group's replicas have to end by default, so that no leased KV is lost by a stop."""
 
@@ -123,8 +122,9 @@ class EngineGroupConfig(EngineConfig):
 
     @property
     def lease_s(self) -> float:
-        """Time for which these engines keep a finished prefill's KV."""
-        return float(self.options.get("lease_s", LEASE_S))
+        """Time for which these engines keep a finished prefill's KV: that of the options, or the kind's default."""
+        defaults = {f.name: f.default for f in dataclasses.fields(ENGINES[self.kind].config)}
+        return float(self.options.get("lease_s", defaults["lease_s"]))
 
     @property
     def drain_s(self) -> float:

@@ -20,9 +20,11 @@ from typing import Any
 
 import yaml
 
-from actors.options import ConfigError
+from actors.options import ConfigError, from_options
 from app.admin_key import LOOPBACK_HOSTS, KeyFile
 from app.config import parse
+from app.dashboard.store import RunsConfig
+from app.ingress.config import check_options
 from app.own_ray import END_TIMEOUT_S, OwnRay, restarts
 
 READY_TIMEOUT_S = 600.0
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     taken = _taken(_ports(schema), patience_s=END_TIMEOUT_S if restarts() else 0.0)
     if taken:
-        option = "--port 8010 and --http-port 8011, say (make serve PORT=8010)"
+        option = '--port 8010 --http-port 8011, say (make serve PORT=8010 ARGS="--http-port 8011")'
         print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
         return 1
     _tell_of_dashboard_port(schema)
@@ -112,6 +114,8 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
     if http_port is not None:
         schema.setdefault("http_options", {})["port"] = http_port
     config = parse(args, Path(path).resolve().parent)
+    check_options(config.ingress.options)
+    from_options(RunsConfig, config.dashboard.experiments, "dashboard.experiments")
     _check_exposure(schema.get("http_options") or {}, config)
     router = config.router
     heatmap = router.prefill.params.get("heatmap")
@@ -278,18 +282,13 @@ def _states(serve: Any) -> str:
     return "  ".join(parts)
 
 
-def _url(config: Any) -> str:
-    scheme = "https" if config.ingress.tls_cert else "http"
-    return f"{scheme}://{config.ingress.host}:{config.ingress.port}"
-
-
 def _ready(config: Any) -> bool:
     if not config.ingress.port or config.ingress.tls_cert:
         import ray
 
         return bool(ray.is_initialized()) and _all_running()
     try:
-        with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=10) as answer:
+        with urllib.request.urlopen(f"{config.ingress.url}/health/ready", timeout=10) as answer:
             return bool(answer.status == 200)
     except (OSError, HTTPException):  # not there yet, or another server
         return False
@@ -302,10 +301,12 @@ def _all_running() -> bool:
 
 
 def _greet(config: Any, http_port: int, say: "_Progress") -> None:
-    say(f"ready: {config.model.served_name} on {_url(config)} (Serve's own port: {http_port})")
+    say(f"ready: {config.model.served_name} on {config.ingress.url} (Serve's own port: {http_port})")
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
     body += '"temperature": 0, "max_tokens": 64, "stream": true}'
-    print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    print(
+        f"\n  curl -N {config.ingress.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n"
+    )
     if (key_file := KeyFile(config.ingress.port).path).exists():
         print(f"  The admin key is in {key_file}; `sluice` reads it there by itself.")
     _greet_dashboard(config)
@@ -317,10 +318,9 @@ def _greet_dashboard(config: Any) -> None:
     dashboard = config.dashboard.resolved(config.ingress)
     if not dashboard.port:
         return
-    scheme = "https" if dashboard.tls_cert else "http"
     key_file = KeyFile(dashboard.port).path
     where = f"; its key is in {key_file}" if key_file.exists() else ""
-    print(f"  The dashboard is at {scheme}://{dashboard.host}:{dashboard.port}{where}.")
+    print(f"  The dashboard is at {dashboard.url}{where}.")
 
 
 def _shutdown(say: "_Progress", own: bool) -> None:

@@ -60,7 +60,10 @@ def _own(model: str) -> dict[str, Any]:
 
 
 def _fields(fields: dict[str, Any]) -> str:
-    rows = [f"| `{name}` | {_type(field)} | {field['description']} |" for name, field in fields.items()]
+    rows = [
+        f"| `{name}` | {_type(field)} | {' '.join(field['description'].split())} |"
+        for name, field in fields.items()
+    ]
     return _table("field | values | meaning", rows)
 
 

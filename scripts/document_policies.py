@@ -66,7 +66,7 @@ router:
 ```
 
 The dispatcher's rules come before any policy: they say which workers may take a request at all
-([design.md](design.md), section 2). Their limits stand at the end of this page. A policy ranks the workers that are
+([design.md](design.md), section 2; [their limits](#limits-of-the-dispatcher)). A policy ranks the workers that are
 left; `explain` shows the ranking of each decision with the terms of the formula below.
 
 `needs` names the inputs that are only provided while a policy uses them:
@@ -82,7 +82,7 @@ BR-H, the static stack and the composition also use forecasts of running request
 their `horizon`; without one every request is taken to stay.
 
 The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`,
-`policies/admission`, `policies/fairness` and `policies/flow`.
+`policies/dispatch`, `policies/admission`, `policies/fairness` and `policies/flow`.
 """
 
 ADMISSIONS = """
@@ -98,8 +98,8 @@ engine, and all others for two thirds of `queue_timeout_s`. The limits of the di
 counts for `max_queue` and `queue_timeout_s`. A full queue never rejects a committed request; `queue_timeout_s` does.
 
 In simulation `by_wait` keeps its goodput above capacity, and a little less of it at capacity itself
-([design.md](design.md#38-admission); `python -m benchmarks run overload`). A live benchmark is still to come. `open`
-takes everything, whatever objectives it has. While the router is away, each ingress asks a policy of the same name
+([design.md](design.md#38-admission); `python -m benchmarks run overload`). No live result is kept yet
+(`make bench-overload`). `open` takes everything, whatever objectives it has. While the router is away, each ingress asks a policy of the same name
 (or `ingress.options.fallback_admission`).
 
 ```yaml
@@ -125,7 +125,7 @@ others. `sluice explain` shows the counters of the tenants and classes that wait
 Default: `vtc`. In simulation modest tenants beside a greedy one got their shares with it at every load. With admission
 `by_wait` a tenant that asks for little more than its share gets a little less, because some of its requests would miss
 their objectives (`python -m benchmarks run fairness`). Where there is one tenant the decisions are those of `none`, but
-for requests of several choices. A live benchmark is still to come.
+for requests of several choices. No live result is kept yet (`make bench-overload`).
 
 ```yaml
 router:
@@ -136,7 +136,16 @@ router:
 FLOWS = """
 A flow is one transfer of KV, or of activations within an instance, from a node's egress port to another node's ingress
 port. The flow policy orders all flows that wait; the arbiter (`policies/flow/arbiter.py`) gives permits to post chunks
-in that order, so that a transfer which has time yields to one which has not. Default: `mfs`.
+in that order, so that a transfer which has time yields to one which has not. Flow scheduling is off unless
+`flow.enabled` is true. Its policy is then `mfs` with Q_1 = 1 and two levels, by the rule of
+`python -m benchmarks run mfs_thresholds`; where `mfs` is named without parameters, those of the table hold.
+
+```yaml
+flow:
+  enabled: true
+  policy: {name: mfs, params: {scale: 4, levels: 2}}
+  options: {arbiter: {late_s: 1.0}}
+```
 """
 
 NEEDS = {
@@ -172,10 +181,12 @@ def page() -> str:
     parts += [_bare_policy(name, kind) for name, kind in FAIRNESS.items()]
     parts += ["\n## Policies for flows\n", FLOWS, *(_bare_policy(name, kind) for name, kind in FLOW.items())]
     parts += ["\n### The reverse multi-level queue\n", _text_of(rmlq)]
-    parts += ["\n### Sizes of permits\n", _table(ArbiterConfig, list(dataclasses.fields(ArbiterConfig)))]
+    parts += ["\n### Sizes of permits\n\nSet under `flow.options.arbiter`.\n"]
+    parts += [_table(ArbiterConfig, list(dataclasses.fields(ArbiterConfig)))]
     parts += [
         "\n### Fetching a prefix or computing it again\n",
         _details_of(FetchConfig),
+        "\nSet under `router.dispatch`, with `lend_` before each name.\n",
         _table(FetchConfig, list(dataclasses.fields(FetchConfig))),
     ]
     return "".join(parts)

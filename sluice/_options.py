@@ -68,7 +68,7 @@ class RequestOptions(TypedDict, total=False):
     """A class name, or an integer; requests with a smaller one are served earlier."""
     slo: SLO | None
     session: str | None
-    """Name of a session; its requests are kept where their KV cache is, as far as load allows."""
+    """Name that all requests of one conversation share; the server's forecasts of lengths learn by it."""
     cache_salt: str | None
     """A text; only requests with the same one (or none, as they have) share KV in the prefix caches of engines."""
     migrate: bool | None

@@ -72,3 +72,10 @@ python -m benchmarks list && python -m app.models x && python -m app.nothing
 ```
 """
     assert unknown_commands(text) == ["make nothing", "make no-such-target", "python -m app.nothing"]
+
+
+def test_every_room_of_the_pure_core_is_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {folder for folder in FOLDERS if re.fullmatch(r"policies/\w+", folder)}
+    assert len(rooms) > 5
+    assert sorted(room for room in rooms if f"`{room}/`" not in text) == []

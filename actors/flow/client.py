@@ -74,7 +74,7 @@ class ReadsClient:
 
     def step(self) -> list[Post | Finished]:
         """Reads the agent's messages and lets time pass. Called every millisecond or so while reads are open, and at
-        least every half second, because the agent gives a worker up that is silent for 4 s.
+        least every half second, because the agent gives a worker up that is silent for 3 s (`actors.wire.channel`).
         """
         now_s = self._clock()
         lived_s = min(now_s - self._stepped_s, SLICE_S)

@@ -54,7 +54,7 @@ class AgentConfig:
 
     def arbiter_config(self) -> ArbiterConfig:
         """Returns the configuration of the arbiter."""
-        made = from_options(ArbiterConfig, self.arbiter, "flow.arbiter")
+        made = from_options(ArbiterConfig, self.arbiter, "flow.options.arbiter")
         assert isinstance(made, ArbiterConfig)
         return made
 

@@ -70,7 +70,7 @@ class ApiError(Exception):
         return headers
 
 
-def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
+def bad_request(message: str, param: str | None, code: str) -> ApiError:
     """Returns the 400 of a request that is wrong in itself and would fail again if it were sent unchanged."""
     return ApiError(400, message, param=param, code=code)
 

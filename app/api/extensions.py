@@ -172,7 +172,8 @@ def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
     try:
         return Mode(mode)
     except ValueError:
-        raise bad_request(f"'x-sluice-mode' must be {' or '.join(Mode)}.", "x-sluice-mode") from None
+        message = f"'x-sluice-mode' must be {' or '.join(Mode)}."
+        raise bad_request(message, "x-sluice-mode", "invalid_value") from None
 
 
 def migrate_of(headers: dict[bytes, bytes]) -> bool:
@@ -184,7 +185,7 @@ def migrate_of(headers: dict[bytes, bytes]) -> bool:
         return True
     value = _text(raw, "x-sluice-migrate").strip()
     if value not in ("on", "off"):
-        raise bad_request("'x-sluice-migrate' must be on or off.", "x-sluice-migrate")
+        raise bad_request("'x-sluice-migrate' must be on or off.", "x-sluice-migrate", "invalid_value")
     return value == "on"
 
 
@@ -199,6 +200,7 @@ def _priority_in(text: str) -> int | str:
         raise bad_request(
             f"'x-sluice-priority' must be {', '.join(CLASSES)} or an integer of at most {MAX_PRIORITY}.",
             "x-sluice-priority",
+            "invalid_value",
         )
     return value
 
@@ -212,7 +214,8 @@ def _positive(headers: dict[bytes, bytes], name: bytes, unit: str) -> float | No
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise bad_request(f"'{name.decode()}' must be a positive number of {unit}.", name.decode())
+        message = f"'{name.decode()}' must be a positive number of {unit}."
+        raise bad_request(message, name.decode(), "invalid_value")
     return value
 
 
@@ -220,7 +223,7 @@ def _text(raw: bytes, name: str) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise bad_request(f"'{name}' is not valid UTF-8.", name) from None
+        raise bad_request(f"'{name}' is not valid UTF-8.", name, "invalid_value") from None
     if len(text) > MAX_NAME_CHARS:
-        raise bad_request(f"'{name}' is longer than {MAX_NAME_CHARS} characters.", name)
+        raise bad_request(f"'{name}' is longer than {MAX_NAME_CHARS} characters.", name, "invalid_value")
     return text

@@ -206,7 +206,9 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
         raise bad_request("'prompt' is empty.", "prompt", "invalid_value")
     if len(prompt) > MAX_PROMPTS:
         raise bad_request(
-            f"'prompt' holds {len(prompt)} prompts; at most {MAX_PROMPTS} are served at once.", "prompt"
+            f"'prompt' holds {len(prompt)} prompts; at most {MAX_PROMPTS} are served at once.",
+            "prompt",
+            "invalid_value",
         )
     for index, item in enumerate(prompt):
         name = "prompt" if len(prompt) == 1 else f"prompt[{index}]"

@@ -180,17 +180,20 @@ ROUTER: dict[str, Metric] = _listed(
         "KV flows that agents took and that ended, by the level at which they were permitted last.", "level"),
     ("flow_withdrawn", "flows", "KV flows that their workers withdrew: the request was aborted or a read failed."),
     ("flow_lost", "flows", "Open KV flows of workers that were lost."),
-    ("flow_refused", "flows", "KV flows that an agent refused because it held too many."),
+    ("flow_refused", "flows",
+        "KV flows that an agent refused, because it held too many or could not find out in time whether their nodes "
+        "exist."),
     (r"flow_unscheduled_reads_(\w+)", "flows",
-        "KV reads of which workers posted a part without a permit, by reason: `silent` and `agent_lost` (nothing was "
-        "heard from the agent), `bound` (the lease or the request would have ended), `refused`.", "reason"),
+        "KV reads of which workers posted a part without a permit, by reason: `no_agent` (none was connected when the "
+        "read began), `silent` and `agent_lost` (nothing was heard from the agent), `bound` (the lease or the request "
+        "would have ended), `refused`.", "reason"),
     ("flow_unscheduled_bytes", "bytes", "Bytes that workers posted without a permit."),
     (r"flow_alone_reads_(\w+)", "flows",
         "KV reads from another node whose agent was not asked for permits, by reason: `no_agent` (not connected), "
         "`silent`, `agent_lost`, `refused`; the reader's agent ordered them alone.", "reason"),
     ("flow_late_chunks", "chunks",
         "Chunks that gave up their slots at both ports, because nothing of them had arrived in time "
-        "(`arbiter.late_s`)."),
+        "(`flow.options.arbiter.late_s`)."),
     ("flow_returned_permits", "permits",
         "Permits of another node's agent that were given back because the reader's own port was full."),
     (r"flow_lent_(\w+)", "count",

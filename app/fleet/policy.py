@@ -17,7 +17,7 @@ def policy_change(body: bytes) -> bytes:
     try:
         asked: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
+        raise bad_request(f"The body is not valid JSON: {error}.", None, "invalid_json") from None
     if isinstance(asked, dict):
         for stage in ("prefill", "decode"):
             choice = asked.get(stage)
@@ -34,5 +34,6 @@ def _heatmap(name: str) -> dict[str, Any]:
             f"heatmap {name!r} is not shipped (there is: {known}); give the content of a heatmap file instead,"
             " which the `sluice` command reads from --param heatmap=@FILE",
             "heatmap",
+            "invalid_value",
         )
     return load_heatmap(name, Path())

@@ -175,7 +175,7 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
         return "explain", orjson.dumps({"id": rest})
     if name == "journal":
         if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7):
-            raise bad_request(f"{rest!r} is no number of events.", "tail")
+            raise bad_request(f"{rest!r} is no number of events.", "tail", "invalid_value")
         return "journal", orjson.dumps({"tail": int(rest or 0)})
     if name == "facts":
         return "facts", b""
@@ -197,7 +197,7 @@ def _order(engine: str, body: bytes) -> bytes:
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
+        raise bad_request(f"The body is not valid JSON: {error}.", None, "invalid_json") from None
     if not isinstance(asked, dict) or set(asked) - {"role", "duty"}:
-        raise bad_request("The body must be a JSON object with role, duty or both.", None)
+        raise bad_request("The body must be a JSON object with role, duty or both.", None, "invalid_value")
     return orjson.dumps({**asked, "engine": engine})

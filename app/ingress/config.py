@@ -1,8 +1,10 @@
-"""The settings of one ingress replica, which `app.config` makes from the configuration file."""
+"""The settings of one ingress replica, which it makes of `ingress.options` and of its environment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
+from actors.options import from_options
 from app.api.extensions import MAX_PRIORITY, PRIORITY_OF_CLASS, Class, ClassSlo
 from policies.admission.registry import ADMISSION, DEFAULT
 from policies.routing.params import Number, OneOf, Whole, check
@@ -180,5 +182,25 @@ class IngressConfig:
         if self.ceiling not in PRIORITY_OF_CLASS and not priorities.allows(self.ceiling):
             classes = ", ".join(PRIORITY_OF_CLASS)
             raise ValueError(f"ingress: ceiling is {self.ceiling!r}: it must be {classes} or {priorities}")
+        self._check_objectives()
+
+    def _check_objectives(self) -> None:
         if not set(self.class_slo) <= set(PRIORITY_OF_CLASS):
             raise ValueError(f"ingress: class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}")
+        objective = Number(above=0.0)
+        for name, slo in self.class_slo.items():
+            for which, value in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s)):
+                if value is not None and not objective.allows(value):
+                    raise ValueError(
+                        f"ingress: class_slo.{name}.{which} is {value!r}: it must be {objective}, in seconds"
+                    )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError that names the key if no replica could begin with these `ingress.options`.
+
+    Where they name no key file, one may come from the environment of the replica's process, which is not known here.
+    """
+    from_options(
+        IngressConfig, {"served_names": ("a model",), "key_file": "any", **options}, "ingress.options"
+    )

@@ -61,7 +61,7 @@ class Intake:
             return self.codec.render_chat(messages, tools or None, generate, goes_on, kwargs)
         except TemplateError as error:
             message = f"The model's chat template refuses the conversation: {error}."
-            raise bad_request(message, "messages") from None
+            raise bad_request(message, "messages", "invalid_value") from None
 
     def check_lengths(self, plan: Plan, context: int) -> None:
         """Raises `ApiError` 400 if a prompt is too long for the context by its length alone."""

@@ -12,6 +12,8 @@ from policies.state.outliers import OutlierLimits
 from policies.state.views import PoolEntry
 
 BY_POLICY = "by_policy"
+FETCH = FetchConfig()
+"""The defaults of the `lend_` limits."""
 StarvesFrom = Callable[[PoolEntry, float], float]
 """A function that returns the time after which a pool entry that fits nowhere is starving, as seen at a time."""
 
@@ -90,12 +92,11 @@ class DispatchConfig:
     """Whether a prefill worker fetches a prefix that it lacks from a worker that has it cached, where that is expected
     to be faster than to compute it (`policies.flow.fetch_or_recompute`).
     """
-    # ASSUMPTION: those of `FetchConfig`
-    lend_margin: Annotated[float, Number(low=0.0)] = 0.25
+    lend_margin: Annotated[float, Number(low=0.0)] = FETCH.margin
     """Share by which a fetch must be expected to be faster."""
-    lend_least_tokens: Annotated[int, Whole(1, unit="tokens")] = 256
+    lend_least_tokens: Annotated[int, Whole(1, unit="tokens")] = FETCH.least_tokens
     """Fewest tokens by which the lender's prefix must be longer than the prefill worker's own."""
-    lend_most_kv_used: Annotated[float, Number(low=0.0, high=1.0)] = 0.9
+    lend_most_kv_used: Annotated[float, Number(low=0.0, high=1.0)] = FETCH.most_kv_used
     """Share of a worker's KV in use from which it lends nothing."""
     max_prefills: Annotated[int, Whole(1)] = 2
     """Most times that one request may be prefilled."""

@@ -23,7 +23,7 @@ from policies.admission.base import (
     Prefiller,
     PrefillTier,
 )
-from policies.admission.rates import Rate, Rates, WorkerRates
+from policies.admission.rates import HALF_LIFE_S, Rate, Rates, WorkerRates
 from policies.dispatch.feasibility import WorkerPools, fresh
 from policies.state.reducer import ClusterState
 from policies.state.standby import Standby
@@ -41,8 +41,8 @@ DOZES_S = 1.0
 and the time between two ticks of an idle router.
 """
 
-FADES_S = 10.0
-"""Half-life of the arrivals of more urgent work. ASSUMPTION, as `rates.HALF_LIFE_S`."""
+FADES_S = HALF_LIFE_S
+"""Half-life of the arrivals of more urgent work, which is that of the rates."""
 
 PER_S = math.log(2.0) / FADES_S
 """The rate of arrivals for each unit of their sum, which fades: at a constant rate it is the rate times h / ln 2, where

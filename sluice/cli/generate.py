@@ -38,7 +38,7 @@ def configure_complete(parser: argparse.ArgumentParser) -> None:
 def _configure_generation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("generation")
     group.add_argument("--model", metavar="NAME", help="default: the model that is served")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="at most so many tokens")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most output tokens")
     group.add_argument("--temperature", type=finite_float, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=finite_float, metavar="P")
     group.add_argument("--top-k", type=int, metavar="K")
@@ -59,7 +59,9 @@ def _configure_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slo-tpot-ms", type=positive_float, metavar="MS", help="objective: time per further token"
     )
-    group.add_argument("--session", metavar="ID", help="requests of a session share cached work")
+    group.add_argument(
+        "--session", metavar="ID", help="name of the conversation, by which forecasts of lengths learn"
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--no-stream", action="store_true", help="print the answer when it is complete")
     group.add_argument(

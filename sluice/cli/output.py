@@ -50,8 +50,8 @@ EXIT_HELP = """exit codes:
 ENVIRONMENT_HELP = f"""environment:
   SLUICE_BASE_URL  where the server is (default {DEFAULT_BASE_URL})
   SLUICE_API_KEY   sent as a bearer token, if set
-  SLUICE_ADMIN_KEY sent instead by `policy`, `explain` and `scale`; without it they read the key file of a server
-                   on this machine"""
+  SLUICE_ADMIN_KEY sent instead by `policy`, `explain`, `scale` and `logs`; without it they read the key file of a
+                   server on this machine; also sent by `status` where there is no SLUICE_API_KEY"""
 
 
 class UsageError(Exception):

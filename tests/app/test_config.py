@@ -1,13 +1,16 @@
 """The configuration: what is refused, and with which words; every shipped file parses."""
 
+import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from actors.options import ConfigError, from_options
 from app.config import AppConfig, parse
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, check_options
 from policies.dispatch.dispatcher import DispatchConfig
 
 ROOT = Path(__file__).parents[2]
@@ -94,12 +97,17 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
             {"ingress": {"metrics_port": 65535, "replicas": 2}},
             "metrics_port: the last replica's would be 65536; 65535 is the highest",
         ),
-        ({"wire": {"interface": "eth0"}}, "eth0"),
+        ({"wire": {"interface": "eth0"}}, "wire.interface: Value error, 'eth0' does not appear"),
+        ({"wire": {"interface": "eth0"}}, "give a network, such as 10.1.0.0/16, or auto"),
+        (
+            {"flow": {"options": {"arbiter": {"windw": 1}}}},
+            "flow.options.arbiter.windw: no such option; allowed are",
+        ),
         ({"wire": {"interface": "10.1.0.5/16"}}, "10.1.0.5/16 has host bits set"),
         ({"wire": {"ports": "7700-7600"}}, "wire.ports is 7700-7600: write first-last, at most 65535"),
         ({"wire": {"ports": "7600-77000"}}, "wire.ports is 7600-77000: write first-last, at most 65535"),
         ({"wire": {"ports": "any"}}, "wire.ports"),
-        ({"modle": {}}, "modle"),
+        ({"modle": {}}, "modle: no such option (got {})"),
     ],
 )
 def test_a_wrong_config_is_refused_in_words(change: dict, says: str) -> None:  # type: ignore[type-arg]
@@ -121,6 +129,57 @@ def test_options_become_the_component_s_dataclass_with_types_checked() -> None:
     assert from_options(DispatchConfig, {"max_queue": 5}, "x") == DispatchConfig(max_queue=5)
     with pytest.raises(ConfigError, match=r"x\.max_queue: .*integer"):
         from_options(DispatchConfig, {"max_queue": "many"}, "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        # a request has its objectives in ms, the configuration in s
+        (
+            {"class_slo": {"batch": {"ttft_ms": 5}}},
+            "ingress.options.class_slo.batch.ttft_ms: no such option (got 5)",
+        ),
+        (
+            {"class_slo": {"batch": {"ttft_s": "soon"}}},
+            "ingress.options.class_slo.batch.ttft_s: Input should be",
+        ),
+        (
+            {"class_slo": {"batch": {"ttft_s": 0}}},
+            "class_slo.batch.ttft_s is 0.0: it must be a number > 0, in seconds",
+        ),
+        (
+            {"class_slo": {"batch": {"tpot_s": math.nan}}},
+            "class_slo.batch.tpot_s is nan: it must be a number > 0",
+        ),
+        ({"max_in_flght": 5}, "ingress.options.max_in_flght: no such option; allowed are"),
+        ({"key_file": "", "usage_log": "/log"}, "usage_log needs key_file"),
+    ],
+)
+def test_wrong_options_of_the_ingress_are_refused_before_anything_starts(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_options(options)
+    assert says in str(refused.value)
+
+
+def test_a_refusal_shows_no_key_that_is_right() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_options({"admin_keys": ["a-secret-of-ours"], "max_body_bytes": 4096, "max_waiting_bytes": 2048})
+    assert "max_waiting_bytes must be max_body_bytes at least" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_options_that_need_a_key_file_may_have_it_from_the_environment_of_the_replica() -> None:
+    check_options(
+        {"usage_log": "/log", "quota_redis": "redis://127.0.0.1", "class_slo": {"batch": {"ttft_s": 5}}}
+    )
+
+
+def test_an_unknown_key_of_a_sim_engines_link_is_refused() -> None:
+    engine = {"name": "d", "role": "decode", "kind": "sim", "options": {"links": {"*": {"bandwidth": 1e9}}}}
+    with pytest.raises(ConfigError, match=r"engines\.d\.options\.links\.\*\.bandwidth: no such option"):
+        parse({"model": {"path": "sim"}, "engines": [engine]})
 
 
 def test_a_secret_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +227,27 @@ def test_a_machine_with_four_cores_has_two_ingresses_by_default(
 ) -> None:
     found = parse(OK | {"ingress": ingress}).ingress.resolved(cores)
     assert (found.replicas, found.metrics_port) == (replicas, metrics_port)
+
+
+def shown_parts() -> list[Any]:
+    """Returns the parts of a configuration that documents show as YAML."""
+    found = []
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        examples = re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+        for number, text in enumerate(examples):
+            part = yaml.safe_load(text)
+            if part.keys() <= AppConfig.model_fields.keys():
+                found.append(pytest.param(part, id=f"{path.stem}-{number}"))
+    return found
+
+
+SHOWN = shown_parts()
+
+
+def test_documents_show_parts_of_the_configuration() -> None:
+    assert len(SHOWN) > 20
+
+
+@pytest.mark.parametrize("part", SHOWN)
+def test_a_part_of_the_configuration_that_a_document_shows_can_be_used(part: dict[str, Any]) -> None:
+    check_options(parse(OK | part).ingress.options)

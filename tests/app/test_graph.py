@@ -271,7 +271,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> dict[str,
         ({}, set()),
         ({"ingress": {"port": 8123}}, {"Ingress", "Dashboard"}),
         ({"dashboard": {"port": 8123}}, {"Dashboard"}),
-        ({"ingress": {"options": {"max_body_bytes": 1000}}}, {"Ingress"}),
+        ({"ingress": {"options": {"max_body_bytes": 2000}}}, {"Ingress"}),
         ({"router": {"decode": {"name": "round_robin"}}}, {"Router"}),
         ({"router": {"engine_grace_s": 1.0}}, {"Router"}),
         (
@@ -334,3 +334,7 @@ def test_another_admission_policy_restarts_the_router_only(monkeypatch: pytest.M
 def test_a_wrong_config_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"engines\.0\.role"):
         build({"engines": [{"name": "x", "role": "both"}]})
+    with pytest.raises(ConfigError, match=r"ingress\.options\.max_in_flght: no such option"):
+        build({**BEFORE, "ingress": {"options": {"max_in_flght": 5}}})
+    with pytest.raises(ConfigError, match=r"dashboard\.experiments\.rate: no such option"):
+        build({**BEFORE, "dashboard": {"port": 0, "experiments": {"rate": 5}}})

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine.registry import ENGINES
 from actors.options import ConfigError
 from app.config import parse
 from app.groups import EngineGroupConfig
@@ -66,3 +67,12 @@ def test_gpus_that_do_not_fit_the_options_are_refused_with_their_key(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         group(**changes)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_group_drains_for_longer_than_the_lease_that_its_engines_give_by_default(kind: str) -> None:
+    made = group(kind)
+    engine = made.engine_config("d-1", "org/model", "model")
+    assert made.lease_s == engine.lease_s
+    assert made.drain_s == engine.lease_s + 5.0
+    assert group(kind, options={"lease_s": 12}).drain_s == 17.0

@@ -86,7 +86,7 @@ def test_groups_as_the_autoscaler_knows_them() -> None:
         ({}, {"max": 2, "warm": 1}, r"scaling\.max is 2: it must be at least replicas and warm, 2 \+ 1"),
         ({}, {"max": 4, "warm": 2, "warm_max": 1}, r"warm_max is 1: it must be 2\.\.3, from warm to max"),
         ({}, {"max": 4, "warm_max": 4}, r"warm_max is 4: it must be 0\.\.3"),
-        ({}, {"mx": 4}, r"engines\.1\.scaling\.mx: Extra inputs are not permitted"),
+        ({}, {"mx": 4}, r"engines\.1\.scaling\.mx: no such option"),
         ({}, {"drain_s": 30}, r"drain_s is 30: it must be above the lease of its engines, 30 s"),
         ({"budget": 2}, {}, r"scaling\.budget is 2: the groups begin with 3 replicas"),
         ({"policy": "jointly"}, {}, "no scaling policy is called 'jointly'; there are: joint, fixed"),

@@ -1,8 +1,7 @@
-"""Configurations that `make serve` refuses, because Serve's own port would give away what the ingress protects.
+"""Configurations that `make serve` refuses, the addresses that it shows, and a call to Ray after Ray's end."""
 
-And a call to Ray that comes after Ray's end.
-"""
-
+import argparse
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import yaml
 
 from actors.options import ConfigError
-from app.serve import load
+from app.config import parse
+from app.serve import _greet, load, run
 
 ARGS: dict[str, Any] = {
     "model": {"path": "sim"},
@@ -61,3 +61,43 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.split()[1:] == ["False"], (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"ingress": {"options": {"max_in_flght": 5}}}, r"ingress\.options\.max_in_flght: no such option"),
+        ({"dashboard": {"experiments": {"rate": 5}}}, r"dashboard\.experiments\.rate: no such option"),
+    ],
+)
+def test_options_that_only_a_replica_reads_are_refused_before_anything_starts(
+    tmp_path: Path, args: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(config(tmp_path, None, ARGS | args))
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]")],
+)
+def test_addresses_are_shown_as_urls_by_which_this_machine_reaches_them(
+    capsys: pytest.CaptureFixture[str], host: str, shown: str
+) -> None:
+    args = ARGS | {"ingress": {"host": host, "port": 8000}, "dashboard": {"host": host}}
+    _greet(parse(args), 8001, print)
+    told = capsys.readouterr().out
+    assert f"curl -N http://{shown}:8000/v1/chat/completions " in told
+    assert f"The dashboard is at http://{shown}:8002" in told
+
+
+def test_a_port_that_is_in_use_is_named_with_what_chooses_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, None, ARGS | {"ingress": {}})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert run(argparse.Namespace(config=file, port=port, http_port=None, address=None)) == 1
+    told = capsys.readouterr().err
+    assert f"port {port} is in use" in told
+    assert 'make serve PORT=8010 ARGS="--http-port 8011"' in told

@@ -66,7 +66,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"model": {"path": SIM_MODEL}, "engines": [{"name": "e", "kind": "sim", "role": "colocated", "replicas": 1}]},
     {
         "model": {"path": SIM_MODEL, "name": "m"},
-        "ingress": {"port": 8000, "host": "127.0.0.1", "replicas": 2, "options": {"max_in_flight": 10, "class_slo": {"batch": {"ttft_ms": 1.0}}}},
+        "ingress": {"port": 8000, "host": "127.0.0.1", "replicas": 2, "options": {"max_in_flight": 10, "class_slo": {"batch": {"ttft_s": 1.0}}}},
         "router": {"prefill": {"name": "join_shortest_queue"}, "decode": {"name": "join_shortest_queue"}, "dispatch": {"max_queue": 5}},
         "engines": [
             {"name": "p", "kind": "sim", "role": "prefill", "replicas": 2, "options": {"slots": 4}},

@@ -52,7 +52,7 @@ OFFER_S = 15.0
 source is gone."""
 
 STEP_S = 0.2
-"""Seconds between two looks at the flow agent while nothing is read; it gives up a worker after 4 s."""
+"""Seconds between two looks at the flow agent while nothing is read; it gives up a worker that is silent for 3 s."""
 
 SLACK_S = 30.0
 """Seconds that all weights may take beside the time for their bytes at `FLOOR_BYTES_PER_S`; then disk is as good."""

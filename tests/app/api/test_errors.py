@@ -2,7 +2,9 @@
 work begins.
 """
 
+import ast
 import json
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,6 +18,7 @@ from app.api.plan import Plan, plan_chat, plan_completion
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi there"}
 CONTEXT, VOCAB = 64, 100
+ROOT = Path(__file__).parents[3]
 
 
 def check_chat(**more: Any) -> Plan:
@@ -258,9 +261,28 @@ def test_a_missing_prompt_is_named(missing: str) -> None:
 def test_a_bad_extension_header_is_named(headers: dict[bytes, bytes], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         plan_chat(orjson.dumps(CHAT), headers, Defaults())
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "invalid_value")
 
 
 def test_who_may_never_come_back_gets_no_time_for_it() -> None:
     assert ApiError(503, "m", retry_after_s=float("inf")).headers() == []
     assert ApiError(503, "m", retry_after_s=0.2).headers() == [(b"retry-after", b"1")]
+
+
+def codes(path: Path) -> set[str]:
+    """Returns the codes of errors that a module has as literals."""
+    found: list[ast.expr] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            found += [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+            if isinstance(node.func, ast.Name) and node.func.id == "bad_request":
+                found += node.args[2:]
+    return {word.value for word in found if isinstance(word, ast.Constant) and isinstance(word.value, str)}
+
+
+def test_operations_say_what_to_do_about_each_code() -> None:
+    modules = [path for room in ("api", "ingress") for path in (ROOT / "app" / room).rglob("*.py")]
+    answered = set[str]().union(*map(codes, modules))
+    assert {"invalid_json", "prompt_memory"} <= answered
+    told = (ROOT / "docs" / "operations.md").read_text()
+    assert sorted(code for code in answered if f"`{code}`" not in told) == []

@@ -74,3 +74,12 @@ def test_the_tables_of_the_page_are_those_of_the_document() -> None:
     page = runpy.run_path(str(root / "scripts" / "document_api.py"))["page"]
     text = (root / "docs" / "api.md").read_text()
     assert page(text) == text, "run python scripts/document_api.py"
+
+
+def test_each_row_of_a_generated_table_is_one_line() -> None:
+    root = Path(__file__).parents[3]
+    block = runpy.run_path(str(root / "scripts" / "document_api.py"))["BLOCK"]
+    blocks = [found[0].splitlines()[1:-1] for found in block.finditer((root / "docs" / "api.md").read_text())]
+    tables = [lines for lines in blocks if lines[0].startswith("|")]
+    assert len(tables) == len(blocks) - 1
+    assert [line for lines in tables for line in lines if not line.startswith(("| ", "|---"))] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 
+from actors.router.clock import clock_s
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from policies.admission.registry import DEFAULT
@@ -97,7 +98,7 @@ async def test_a_request_whose_engine_dies_is_neither_late_nor_refused_by_a_full
     ]
     async with rig(tmp_path, engines, CONFIG, max_queue=1) as made:
         choose(made)
-        hurried = asyncio.create_task(post(made, slo={"ttft_ms": 500}))
+        hurried = asyncio.create_task(post(made, slo={"ttft_ms": 1000}))
         await until(lambda: engines[0].of(wire.Prefill) or engines[1].of(wire.Prefill), "a prompt to compute")
         dies, lives = engines[:2] if engines[0].of(wire.Prefill) else (engines[1], engines[0])
         other = asyncio.create_task(post(made))
@@ -105,7 +106,10 @@ async def test_a_request_whose_engine_dies_is_neither_late_nor_refused_by_a_full
         queued = asyncio.create_task(post(made))
         await until(lambda: made.router.dispatcher.queue_size == 1, "a request in the queue")
         # the objective passes while the prompt is computed, where nothing is shed
-        await asyncio.sleep(0.6)
+        (prefill,) = dies.of(wire.Prefill)
+        request = made.router.dispatcher.state.request(prefill.attempt_id)
+        assert request is not None
+        await until(lambda: clock_s() > request.ttft_from_s + 1.0, "the objective to pass")
         dies.kill()
         dies.live.clear()
         # the retry needs the only place in the queue

@@ -3,6 +3,7 @@
 import dataclasses
 import runpy
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +11,7 @@ from actors.engine.protocol import EngineMetrics
 from actors.router.forecasts import Forecasts, PredictorConfig
 from actors.router.journal import JournalConfig, RouterJournal
 from actors.router.network.feed import NetworkConfig, RouterNetwork
-from actors.wire.messages import Status
+from actors.wire.messages import Status, UnscheduledReason
 from app.fleet.figures import ENGINES, HERE, ROUTER, router_metric
 from app.fleet.metric import Metric
 from app.ingress.metrics import INGRESS, IngressMetrics
@@ -40,6 +41,11 @@ def test_the_page_is_the_one_that_the_lists_give() -> None:
     assert (REPO / "docs" / "metrics.md").read_text() == script["page"](), (
         "run python scripts/document_metrics.py"
     )
+
+
+def test_every_reason_for_a_read_without_a_permit_is_named() -> None:
+    told = ROUTER[r"flow_unscheduled_reads_(\w+)"].help
+    assert [reason for reason in get_args(UnscheduledReason) if f"`{reason}`" not in told] == []
 
 
 def test_all_that_engines_report_is_listed() -> None:
