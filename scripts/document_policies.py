@@ -99,8 +99,8 @@ counts for `max_queue` and `queue_timeout_s`. A full queue never rejects a commi
 
 In simulation `by_wait` keeps its goodput above capacity, and a little less of it at capacity itself
 ([design.md](design.md#38-admission); `python -m benchmarks run overload`). No live result is kept yet
-(`make bench-overload`). `open` takes everything, whatever objectives it has. While the router is away, each ingress asks a policy of the same name
-(or `ingress.options.fallback_admission`).
+(`make bench-overload`). `open` takes everything, whatever objectives it has. While the router is away, each ingress
+asks a policy of the same name (or `ingress.options.fallback_admission`).
 
 ```yaml
 router:
