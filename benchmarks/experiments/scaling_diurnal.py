@@ -184,7 +184,7 @@ def _as_cheap(results: Results, rival: str) -> Iterator[Row]:
         gain = results.paired(rival, cheap[-1], "slo_share").difference
         half = None if gain.half_width is None else 100.0 * gain.half_width
         saved, _ = results.reduction_percent(rival, cheap[-1], "fleet/engine_s")
-        note = f"{cheap[-1]}; engine time {-saved:+.1f} %"
+        note = f"{cheap[-1]}; engine time {0.0 - saved:+.1f} %"
         yield Row(
             f"ours as cheap as {rival}: requests in time", None, 100.0 * gain.mean, "points", half, note=note
         )

@@ -322,8 +322,8 @@ def test_ours_stands_beside_cheap_rivals_with_the_largest_budget_that_is_as_chea
     cheap = {name: row for name, row in rows.items() if name.startswith("ours as cheap as ")}
     assert {name.split()[4].rstrip(":"): (row.ours, row.note) for name, row in cheap.items()} == {
         "latency_ratio": (pytest.approx(10.0), "joint, budget of 2; engine time -46.7 %"),
-        "demand_rate": (pytest.approx(40.0), "joint, budget of 5; engine time -0.0 %"),
-        "regime_rule": (pytest.approx(10.0), "joint, budget of 2; engine time -0.0 %"),
+        "demand_rate": (pytest.approx(40.0), "joint, budget of 5; engine time +0.0 %"),
+        "regime_rule": (pytest.approx(10.0), "joint, budget of 2; engine time +0.0 %"),
     }
     assert all(not row.aim and row.met is None for row in cheap.values())
     # a result of before has no budgets
@@ -333,11 +333,11 @@ def test_ours_stands_beside_cheap_rivals_with_the_largest_budget_that_is_as_chea
     assert not [row for row in diurnal.compare(before) if "as cheap as" in row.name]
 
 
-def test_a_day_with_a_budget_has_no_more_engines() -> None:
-    work = diurnal.work(1_000)[:40]
-    for budget in diurnal.BUDGETS:
-        limits = dataclasses.replace(diurnal.LIMITS, budget=budget)
-        scaling, first = diurnal.made(common.OURS, diurnal.TUNED[common.OURS], limits)
-        found = common.run(work, first, scaling, 0, 0.0, 120.0, period_s=1.0)
-        assert found.fleet is not None
-        assert 2 <= max(sum(row[1:]) for row in found.fleet.timeline) <= budget
+def test_the_budget_of_a_variant_bounds_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[Limits] = []
+    monkeypatch.setattr(diurnal, "run", lambda work, first, scaling, *_, **__: bounds.append(scaling.limits))
+    monkeypatch.setattr(diurnal, "kept", lambda result: {})
+    ours = [v.config for v in diurnal.variants(False) if v.config["policy"] == common.OURS]
+    for config in ours:
+        diurnal.run_one(config, 1_000)
+    assert bounds == [dataclasses.replace(diurnal.LIMITS, budget=n) for n in (24, *diurnal.BUDGETS)]
