@@ -372,9 +372,7 @@ def idle_by_duty(made: App, seconds: float, say: Callable[[str], None]) -> dict[
     if missing:
         raise ServerError(f"no process has the sockets of {', '.join(missing)}")
     cores = idle_cores({engine: pids[engine] for engines in by_duty.values() for engine in engines}, seconds)
-    found = {
-        duty: sorted(round(cores[engine], 5) for engine in engines) for duty, engines in by_duty.items()
-    }
+    found = {duty: sorted(round(cores[engine], 5) for engine in engines) for duty, engines in by_duty.items()}
     shares = ", ".join(f"{duty} {100 * sum(each) / len(each):.2f} %" for duty, each in found.items() if each)
     say(f"idle: of a core, {shares}")
     return {"seconds": seconds, **found}

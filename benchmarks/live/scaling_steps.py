@@ -120,7 +120,14 @@ class Setup:
 
 
 SMALL = Setup(
-    idle_s=5.0, rounds=2, streams=6, stream_s=(4.5, 13.5), streams_within_s=6.0, hold_s=1.0, leases=6, starts=1
+    idle_s=5.0,
+    rounds=2,
+    streams=6,
+    stream_s=(4.5, 13.5),
+    streams_within_s=6.0,
+    hold_s=1.0,
+    leases=6,
+    starts=1,
 )
 
 

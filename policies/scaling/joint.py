@@ -33,9 +33,12 @@ so that a burst need not wait for the end of its window.
 Lateness that is proven (`lateness`, with 1 - `attain` allowed) raises the headroom by `headroom_gain` times the share
 of late requests beyond the allowed one, within `headroom_most`; then the evidence begins anew. While attainment holds,
 the headroom falls by `headroom_relax` an hour. The headroom of the beginning is a guess: over the first 400 requests
-that are judged it falls to 0, or to what is left of it when lateness is proven. A fleet is judged by the requests that
-came to it: those that end `drain_s` and one stream (output * TPOT) or more after the wanted engines have begun to
-serve, since what had waited for these has ended by then. Nothing is proven while an objective is infeasible.
+that are judged it falls to 0, or to what is left of it when lateness is proven.
+
+The headroom is for engines that carry less than is known of them, so lateness that has another cause is not judged:
+that of a window after which the policy finds its engines too few; that of requests which came before the wanted engines
+served, and end `drain_s` and one stream (output * TPOT) after that at the latest; and any while an objective is
+infeasible.
 
 Noise of counting is no change: a mean length is that of the last 400 requests or so. The mean of the last windows takes
 its place where it is below by k = 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
@@ -154,8 +157,8 @@ def demand_of(known: Lengths) -> Demand:
 @dataclass(frozen=True, slots=True)
 class JointState:
     """The memory of the policy: forecast, lengths, attainment, and when it last changed what. The wanted engines serve
-    since `stood_since_s` (None: not all of them do, or others do, too). `judged` of the first `_FIRST_JUDGED` requests
-    have been judged.
+    since `stood_since_s`, and no others, and have been enough by what is known (None: they do not). `judged` of the
+    first `_FIRST_JUDGED` requests have been judged.
     """
 
     window: int = -1
@@ -237,7 +240,7 @@ class Joint:
         state = self._learned(seen, held)
         if not state.lengths.weight:
             return self._planned(seen, state, ("no request yet: hold",))
-        return _Look(self, seen, state).decide()
+        return _Look(self, seen, state).decide(new_window=state.window != held.window)
 
     def _held(self, seen: Observation, state: JointState) -> JointState:
         """Returns the state with wanted counts; at the first step they are the present ones."""
@@ -277,40 +280,28 @@ class Joint:
         rate, windows = seen.rate_per_s, seen.windows
         if seen.window <= state.window or rate is None or windows is None:
             return state
-        lengths = self._lengths(windows, state.lengths)
-        helps = not lengths.weight or not self.carried_by(seen, lengths).infeasible
-        learned = replace(
-            state,
+        length_s = max((w.length_s for w in windows), default=1.0)
+        return replace(
+            self._attained(windows, length_s, state),
             window=seen.window,
-            forecast=self.forecast.observed(
-                state.forecast, rate, max((w.length_s for w in windows), default=1.0)
-            ),
-            lengths=lengths,
+            forecast=self.forecast.observed(state.forecast, rate, length_s),
+            lengths=self._lengths(windows, state.lengths),
         )
-        return self._attained(seen, learned, helps)
 
     def carried_by(self, seen: Observation, lengths: Lengths) -> Table:
         """Returns what engines of each role carry of requests with these lengths and objectives."""
         return table(seen.capability, demand_of(lengths), max(self.limits.most), self.margins)
 
-    def _attained(self, seen: Observation, state: JointState, helps: bool) -> JointState:
-        """Returns the state with the attainment and the headroom after a new window; `helps`: more engines can meet the
-        objectives.
-        """
-        windows = seen.windows or ()
+    def _attained(self, windows: tuple[ClassWindow, ...], length_s: float, state: JointState) -> JointState:
+        """Returns the state with the attainment after a new window, and with less headroom while it holds."""
         share = attainment(windows, self.least_ended)
         if share is None:
             return state
         if not math.isfinite(share):
             raise BadParameter(f"policy joint: an attainment of {share}: drop this report")
         attained = share if state.attained is None else state.attained + self.gain * (share - state.attained)
-        state, length_s = replace(state, attained=attained), max(w.length_s for w in windows)
-        if attained >= self.attain:
-            state = self._with_headroom(state, -self.headroom_relax * length_s / 3600.0)
-        if seen.now_s - length_s < self._own_from_s(state):
-            # these requests came to another fleet
-            return replace(state, late=())
-        return self._judged(windows, state, helps)
+        fall = self.headroom_relax * length_s / 3600.0 if attained >= self.attain else 0.0
+        return replace(self._with_headroom(state, -fall), attained=attained)
 
     def _own_from_s(self, state: JointState) -> float:
         """Returns the time from which the requests that end have come to the engines that serve now; infinity while
@@ -321,15 +312,15 @@ class Joint:
         stream_s = state.lengths.output_tokens * (state.lengths.tpot_s or 0.0)
         return state.stood_since_s + self.drain_s + stream_s
 
-    def _judged(self, windows: tuple[ClassWindow, ...], state: JointState, helps: bool) -> JointState:
-        """Returns the state after requests of its own fleet have ended. While more engines do not help, nothing is
-        proven.
-        """
+    def judged(self, seen: Observation, state: JointState) -> JointState:
+        """Returns the state after a new window in which the engines were enough, as far as the policy knows."""
+        windows = seen.windows or ()
+        length_s = max((w.length_s for w in windows), default=0.0)
+        if seen.now_s - length_s < self._own_from_s(state):
+            return state
         ended = min(sum(w.met + w.missed for w in windows), _FIRST_JUDGED - state.judged)
         state = self._with_headroom(state, -self._first_headroom * ended / _FIRST_JUDGED)
         state = replace(state, judged=state.judged + ended)
-        if not helps:
-            return replace(state, late=())
         allowed, known = 1.0 - self.attain, {one.name: one for one in state.late}
         for w in windows:
             before = known.get(w.name, Lateness(w.name))
@@ -505,7 +496,8 @@ class _Look:
 
     # ---------------------------------------------------------------------------------------------------- decisions
 
-    def decide(self) -> Step:
+    def decide(self, new_window: bool) -> Step:
+        """Returns the decision. After a `new_window` in which the engines were enough, their requests are judged."""
         policy, state, now_s = self.policy, self.state, self.seen.now_s
         reasons = [self._said()]
         if self.table.infeasible:
@@ -515,8 +507,10 @@ class _Look:
         if not self.carries(self.wanted, self.up):
             target, why = self._grown()
             reasons.append(why)
-            state = replace(state, calm_since_s=None)
+            state = replace(state, calm_since_s=None, stood_since_s=None)
         else:
+            if new_window and not self.table.infeasible:
+                state = policy.judged(self.seen, state)
             fewer = self._fewer()
             if fewer.total >= self.wanted.total:
                 state = replace(state, calm_since_s=None)
@@ -540,6 +534,7 @@ class _Look:
             state = replace(state, calm_since_s=now_s)
         if target != self.wanted:
             reasons.append(f"{_shown(self.wanted)} -> {_shown(target)}")
+            state = replace(state, stood_since_s=None)
         return policy._planned(self.seen, replace(state, wanted=target, warm=warm), tuple(reasons))
 
     def _said(self) -> str:

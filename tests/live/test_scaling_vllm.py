@@ -45,7 +45,13 @@ PREWARMED = "sluice_router_prewarmed_processes"
 
 def two_engines(args: dict[str, Any]) -> None:
     """Changes the configuration: one engine serves, there may be two, and a process waits for the second one."""
-    options = {"dtype": DTYPE, "slots": SLOTS, "max_model_len": 1024, "kv_space_gib": 0.25, "lease_s": LEASE_S}
+    options = {
+        "dtype": DTYPE,
+        "slots": SLOTS,
+        "max_model_len": 1024,
+        "kv_space_gib": 0.25,
+        "lease_s": LEASE_S,
+    }
     args["engines"] = [
         {
             "name": "c",
