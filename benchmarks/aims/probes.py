@@ -28,8 +28,10 @@ from benchmarks.experiments import (
     mfs_moe,
     mfs_permits,
     mfs_testbed,
+    scaling_diurnal,
 )
 from benchmarks.experiments.base import Config, Metrics
+from benchmarks.experiments.scaling_tuned import FORESEEN_HEADROOM, TUNED
 from benchmarks.sim.config import EngineSpec
 from benchmarks.workloads.record import WorkloadRequest
 from policies.state.views import Role
@@ -52,6 +54,8 @@ SHOWN = (
     "cct_mean_s",
     mfs_common.EARLY,
     "transfer_mean_s",
+    "slo_share",
+    "fleet/engine_s",
 )
 LINK = "link_use/nic"
 
@@ -225,6 +229,32 @@ def _rate_per_s(task: str, share: float, most_tokens: int) -> float:
     return share * flowkv_hetero.EACH / (l20.prefill_base_s + l20.prefill_per_token_s * mean)
 
 
+def day() -> Iterator[Run]:
+    """Yields the day of `scaling_diurnal`, and one that is four times as long while starts and windows take what they
+    took: ours, ours that gives engines back at once, and the plan that foresees.
+    """
+    ours = TUNED[scaling_diurnal.OURS]
+    forms: dict[str, Config] = {
+        "ours": {"policy": scaling_diurnal.OURS, "params": ours},
+        "ours, no calm": {
+            "policy": scaling_diurnal.OURS,
+            "params": {**ours, "calm_s": 0.0, "cool_down_s": 0.0},
+        },
+        "foreseen": {"policy": scaling_diurnal.FORESEEN, "params": {"headroom": FORESEEN_HEADROOM}},
+    }
+    for times, (label, config) in product((1, 4), forms.items()):
+        yield (
+            f"{times} times as long, {label}",
+            config,
+            mock.patch.multiple(
+                scaling_diurnal,
+                DAY_S=times * scaling_diurnal.DAY_S,
+                # the cache goes by the seed alone
+                work=scaling_diurnal.work.__wrapped__,
+            ),
+        )
+
+
 PROBES: Mapping[str, tuple[Callable[[], Iterator[Run]], Callable[[Config, int], Metrics]]] = {
     "testbed": (testbed, mfs_common.run_one),
     "breakdown": (breakdown, mfs_breakdown.run_one),
@@ -233,6 +263,7 @@ PROBES: Mapping[str, tuple[Callable[[], Iterator[Run]], Callable[[Config, int], 
     "dense_reuse": (dense_reuse, mfs_dense.run_one),
     "permits": (permits, mfs_permits.run_one),
     "hetero": (hetero, flowkv_hetero.run_one),
+    "day": (day, scaling_diurnal.run_one),
 }
 """The probes by name: what makes the runs, and what carries one out."""
 

@@ -11,6 +11,16 @@ a point below the 99 % that are aimed at, because the search weighed lateness ag
 changed then, and the aims and the seeds stayed. Nearly all late requests of the two worst seeds came in one minute of
 the rise, about one cold start long, in which a decode engine was on its way.
 
+Two rivals take less engine time than ours and serve few requests in time, so neither is better in both. Ours with a
+budget (`BUDGETS`) is as cheap as they are, and stands beside them. It was added after the results of the rivals were
+known, without an aim.
+
+What separates ours from the plan that foresees was reasoned about, not measured: a window of 10 s has five requests at
+the mean rate, and the level of the last few windows deviates by a fifth of it then. A growth follows that noise at
+once, and a shrink only after `calm_s`, so the fleet is that of the upper side of the noise. Averaging for longer would
+cost more here: in this day the rate rises from its mean to its peak in some minutes. In a day that is not compressed,
+36 times as many requests would tell of the same change.
+
 Aims, written before the first run: ours has at least 99 % of the attainment of the best fixed fleet, at most 60 % of
 its engine time, and at most 1.25 times that of the foreseeing plan; no rival is better than ours in both attainment and
 engine time.
@@ -18,8 +28,10 @@ engine time.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
@@ -58,6 +70,9 @@ FIXED = tuple((p, n - p) for n in (10, 11, 12) for p in range(1, n) if abs(n - 2
 FIXED_QUICK = ((5, 6), (6, 6))
 LIMITS = Limits(prefill_max=12, decode_max=10, warm_max=6, budget=24)
 FORESEEN = "foreseen"
+BUDGETS = (2, 5)
+"""Engines of ours, warm and starting ones included, that take no more time all day than `regime_rule` and `demand_rate`
+have taken: 1.333 h and 3.518 h of 40 minutes an engine."""
 
 
 def rates() -> list[float]:
@@ -67,6 +82,10 @@ def rates() -> list[float]:
     return [MEAN_PER_S * one * steps / sum(shape) for one in shape]
 
 
+def _with_budget(budget: int) -> str:
+    return f"{OURS}, budget of {budget}"
+
+
 def variants(quick: bool) -> list[Variant]:
     fixed = FIXED_QUICK if quick else FIXED
     found = [
@@ -74,7 +93,12 @@ def variants(quick: bool) -> list[Variant]:
         for p, d in fixed
     ]
     found += [Variant(name, {"policy": name, "params": TUNED[name]}) for name in (*RIVALS, OURS)]
-    return [*found, Variant(FORESEEN, {"policy": FORESEEN, "params": {"headroom": FORESEEN_HEADROOM}})]
+    found.append(Variant(FORESEEN, {"policy": FORESEEN, "params": {"headroom": FORESEEN_HEADROOM}}))
+    budgets = () if quick else BUDGETS
+    return found + [
+        Variant(_with_budget(budget), {"policy": OURS, "params": TUNED[OURS], "budget": budget})
+        for budget in budgets
+    ]
 
 
 @functools.lru_cache(maxsize=2)
@@ -82,19 +106,22 @@ def work(seed: int) -> tuple[WorkloadRequest, ...]:
     return tuple(requests(CHAT, rates(), STEP_S, seed))
 
 
-def made(name: str, params: Config) -> tuple[ScalingPolicy, Counts]:
+def made(name: str, params: Config, limits: Limits = LIMITS) -> tuple[ScalingPolicy, Counts]:
     """Returns a policy and the engines with which its day begins."""
     if name == "fixed":
         first = Counts(params["prefill"], params["decode"])
-        return policy(name, params, LIMITS), first
+        return policy(name, params, limits), first
     if name == FORESEEN:
         plan = foreseen(CHAT, rates(), STEP_S, params["headroom"], STARTS["cold"].total_s)
         return plan, plan.timetable[0][1]
-    return policy(name, params, LIMITS), fewest(CHAT, rates()[0])
+    return policy(name, params, limits), fewest(CHAT, rates()[0])
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    scaling, first = made(config["policy"], config["params"])
+    limits = LIMITS
+    if "budget" in config:
+        limits = dataclasses.replace(LIMITS, budget=config["budget"])
+    scaling, first = made(config["policy"], config["params"], limits)
     return kept(run(work(seed), first, scaling, seed, 0.0, DAY_S, period_s=1.0))
 
 
@@ -138,11 +165,29 @@ def compare(results: Results) -> list[Row]:
         ),
     ]
     rows += [against(results, OURS, rival, f"ours against {rival}") for rival in RIVALS]
+    rows += [row for rival in RIVALS for row in _as_cheap(results, rival)]
     rows += measured(results)
     shares = [100.0 * one for one in results.values(OURS, "slo_share")]
     note = "by seed: " + ", ".join(f"{one:.2f}" for one in shares)
     rows.append(Row(f"{OURS}: requests in time on the worst seed", None, min(shares), "%", note=note))
     return rows
+
+
+def _as_cheap(results: Results, rival: str) -> Iterator[Row]:
+    """Yields a row of the requests in time of ours with the largest budget that takes no more engine time than the
+    rival, in the mean, less those of the rival; none where no budget is as cheap.
+    """
+    most_s = round(results.mean(rival, "fleet/engine_s"))
+    names = [name for name in map(_with_budget, BUDGETS) if name in results.variants]
+    cheap = [name for name in names if round(results.mean(name, "fleet/engine_s")) <= most_s]
+    if cheap:
+        gain = results.paired(rival, cheap[-1], "slo_share").difference
+        half = None if gain.half_width is None else 100.0 * gain.half_width
+        saved, _ = results.reduction_percent(rival, cheap[-1], "fleet/engine_s")
+        note = f"{cheap[-1]}; engine time {0.0 - saved:+.1f} %"
+        yield Row(
+            f"ours as cheap as {rival}: requests in time", None, 100.0 * gain.mean, "points", half, note=note
+        )
 
 
 def plots(results: Results) -> dict[str, Figure]:

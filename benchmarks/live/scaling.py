@@ -14,6 +14,9 @@ burst       Requests in an open loop, then eight times as many, then the first r
             TTFT and TPOT within the objectives.
 warm        The CPU that a warm replica takes while nothing comes. Then all engines of a large pool of warm ones are
             activated at once: seconds from the order to each one's first text.
+idle        The CPU that replicas take while nothing comes, as many active decode engines as warm ones in one app and
+            over the same seconds: what being warm saves today. Their ratio has no aim, since the aim for a warm one
+            goes by what an idle replica took when it was written, on another machine.
 cold        The same number of engines from one, without a pool: each is a new process.
 zero        The application sleeps with no engine, and one request wakes it: seconds from the request to its first text,
             which are those of a start of one engine of each role. Some rounds.
@@ -51,6 +54,7 @@ from benchmarks.live import machine as record
 from benchmarks.live import proctree
 from benchmarks.live import scaling_report as report
 from benchmarks.live.fleet import Answer, Fleet, Streams, first_tokens
+from benchmarks.live.idle import idle_cores, replicas
 from benchmarks.live.kept import Parts
 from benchmarks.live.load import body_of
 from benchmarks.live.openloop import Planned
@@ -67,6 +71,9 @@ SPARE_BYTES = 4 * 2**30
 """Memory that is left for Ray, the rest of the app, clients and the machine."""
 JOURNAL_S = 1.0
 """Wait for the last lines of the router's journal."""
+REST_S = 10.0
+"""Wait from when nothing is under way until idle CPU is measured. ASSUMPTION: a start's last work, such as the
+announcement to all ingresses, is over by then."""
 START_S = 300.0
 """Longest wait for replicas that start, beside `START_EACH_S` for each."""
 START_EACH_S = 6.0
@@ -111,6 +118,9 @@ class Setup:
     pool: int = 64
     pool_tokens: int = 50
     idle_s: float = 30.0
+    # active engines that idle beside as many warm ones, and for how long
+    idle_engines: int = 8
+    beside_s: float = 60.0
     # longest wait until each activated engine has got a request
     routed_s: float = 15.0
     zero_rounds: int = 10
@@ -132,6 +142,8 @@ SMALL = Setup(
     clients=8,
     pool=3,
     idle_s=10.0,
+    idle_engines=2,
+    beside_s=10.0,
     zero_rounds=2,
     burst=Burst(lead_s=15.0, burst_s=15.0, after_s=5.0, decode_most=4, warm=2, rate_per_s=2.0),
     streams=20,
@@ -313,13 +325,15 @@ def pool_size(setup: Setup) -> tuple[int, int]:
     return max(1, min(setup.pool, (free - SPARE_BYTES) // ENGINE_BYTES)), free
 
 
-def idle_cores(made: App, replicas: int, seconds: float) -> float:
-    """Returns the cores that a decode replica takes while nothing comes: the mean of `replicas` and a serving one."""
+def mean_idle_cores(made: App, size: int, seconds: float) -> float:
+    """Returns the cores that a decode replica takes while nothing comes: the mean of `size` warm ones and the one that
+    serves.
+    """
     made.fleet.wait_idle()
     before, begun_s = proctree.snapshot(made.pid), time.perf_counter()
     time.sleep(seconds)
     spent = proctree.cpu_by_role(before, proctree.snapshot(made.pid))
-    return spent["replica DEngine"] / (time.perf_counter() - begun_s) / (replicas + 1)
+    return spent["replica DEngine"] / (time.perf_counter() - begun_s) / (size + 1)
 
 
 def warm(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
@@ -327,7 +341,7 @@ def warm(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     size, free = pool_size(setup)
     with app(group(setup, "p", 1, 1), group(setup, "d", 1, 1 + size, size), say) as made:
         used = free - psutil.virtual_memory().available
-        idle = idle_cores(made, size, setup.idle_s)
+        idle = mean_idle_cores(made, size, setup.idle_s)
         say(f"warm: an idle replica takes {100 * idle:.2f} % of a core")
         found = activated(made, say, size, 2 * size + 2, setup.pool_tokens, 120.0, setup.routed_s)
     return {
@@ -337,6 +351,31 @@ def warm(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
         "idle_cores": round(idle, 5),
         **found,
     }
+
+
+def idle(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures active and warm engines beside one another while nothing comes."""
+    number = setup.idle_engines
+    with app(group(setup, "p", 1, 1), group(setup, "d", number, 2 * number, number), say) as made:
+        return idle_by_duty(made, setup.beside_s, say)
+
+
+def idle_by_duty(made: App, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the cores that each decode engine takes, with all its processes, while nothing comes for `seconds`, in a
+    list for each duty. Raises ServerError if the process of an engine is not found.
+    """
+    made.fleet.wait_idle()
+    time.sleep(REST_S)
+    by_duty = {duty: made.fleet.engines(role="decode", duty=duty) for duty in ("active", "warm")}
+    pids = replicas(made.pid, made.folder / "s")
+    missing = [engine for engines in by_duty.values() for engine in engines if engine not in pids]
+    if missing:
+        raise ServerError(f"no process has the sockets of {', '.join(missing)}")
+    cores = idle_cores({engine: pids[engine] for engines in by_duty.values() for engine in engines}, seconds)
+    found = {duty: sorted(round(cores[engine], 5) for engine in engines) for duty, engines in by_duty.items()}
+    shares = ", ".join(f"{duty} {100 * sum(each) / len(each):.2f} %" for duty, each in found.items() if each)
+    say(f"idle: of a core, {shares}")
+    return {"seconds": seconds, **found}
 
 
 def cold(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
@@ -549,6 +588,7 @@ PARTS: dict[str, Callable[[Setup, Callable[[str], None]], dict[str, Any]]] = {
     "activation": activation,
     "burst": burst,
     "warm": warm,
+    "idle": idle,
     "cold": cold,
     "zero": zero,
     "streams": streams,

@@ -52,6 +52,8 @@ def scaling_rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     parts, config = whole["parts"], whole["config"]
     if "activation" in parts:
         yield from _activation(parts["activation"]["rounds"])
+    if "idle" in parts:
+        yield from _idle(parts["idle"], IDLE_SHARE)
     for name in ("warm", "cold"):
         if name in parts:
             yield from _pool(name, parts[name])
@@ -62,6 +64,26 @@ def scaling_rows(whole: Mapping[str, Any]) -> Iterator[Row]:
             yield from _burst(name, found, config["burst"])
     if "streams" in parts:
         yield from _streams(parts["streams"])
+
+
+def _idle(found: Mapping[str, Any], most: float | None) -> Iterator[Row]:
+    """Yields the CPU of idle replicas by duty; `most` is the per cent of a core that a warm one may take, if there is
+    an aim.
+    """
+    mean = {duty: 100.0 * sum(found[duty]) / len(found[duty]) for duty in ("active", "warm")}
+    note = f"within {found['seconds']:g} s"
+    for duty, share in mean.items():
+        aimed = duty == "warm" and most is not None
+        yield Row(f"idle, {duty}: engines", None, len(found[duty]))
+        yield Row(
+            f"idle, {duty}: CPU of a replica", None, share, "%",
+            aim=f"at most {most:g}" if aimed else "", met=share <= (most or 0.0) if aimed else None, note=note,
+        )  # fmt: skip
+    if mean["active"]:
+        yield Row(
+            "idle: CPU of a warm replica, of that of an active one", None,
+            100.0 * mean["warm"] / mean["active"], "%",
+        )  # fmt: skip
 
 
 def _activation(rounds: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -183,6 +205,8 @@ def harm(whole: Mapping[str, Any]) -> int:
 def steps_rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     """Yields the figures of a result of `benchmarks.live.scaling_steps`; a part that it does not have gives none."""
     parts = whole["parts"]
+    if "idle" in parts:
+        yield from _idle(parts["idle"], None)
     if "activation" in parts:
         yield from _activation(parts["activation"]["rounds"])
     if "switch" in parts:

@@ -6,6 +6,9 @@
 
 Three vLLM engines run at once; each needs a little more than 2 GB. The parts:
 
+idle        One prefill and one decode engine serve, one decode engine waits warm, and nothing comes: the CPU of the
+            active and of the warm decode engine over the same seconds, their cores and workers included. One of each
+            says less than the many of `benchmarks.live.scaling`.
 activation  One prefill and one decode engine serve, and one decode engine waits warm. It is activated under load, and
             made warm again: seconds from the order to its first text, as `benchmarks.live.scaling` takes them.
 switch      On the same fleet, with both decode engines active, streams run while engines are switched between prefill
@@ -62,7 +65,7 @@ from benchmarks.live.fleet import Answer
 from benchmarks.live.kept import Parts
 from benchmarks.live.load import body_of
 from benchmarks.live.openloop import Planned
-from benchmarks.live.scaling import OUT, App, activated, problems_of
+from benchmarks.live.scaling import OUT, App, activated, idle_by_duty, problems_of
 from benchmarks.live.servers import Server, ServerError, running
 from benchmarks.live.targets import MODEL, EngineOptions, model_directory, sluice_app
 from benchmarks.progress import teller
@@ -92,6 +95,7 @@ class Setup:
     kv_space_gib: float = 0.5
     max_model_len: int = 1024
     slots: int = 16
+    idle_s: float = 60.0
     rounds: int = 30
     clients: int = 4
     tokens: int = 8
@@ -115,7 +119,16 @@ class Setup:
         return 3 * self.leases
 
 
-SMALL = Setup(rounds=2, streams=6, stream_s=(4.5, 13.5), streams_within_s=6.0, hold_s=1.0, leases=6, starts=1)
+SMALL = Setup(
+    idle_s=5.0,
+    rounds=2,
+    streams=6,
+    stream_s=(4.5, 13.5),
+    streams_within_s=6.0,
+    hold_s=1.0,
+    leases=6,
+    starts=1,
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- the app
@@ -169,17 +182,18 @@ def app(
 # --------------------------------------------------------------------------------------------- activation and switches
 
 
-def activation_and_switch(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns the figures of the parts `activation` and `switch`, which run on one app."""
+def idle_activation_and_switch(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the figures of the parts `idle`, `activation` and `switch`, which run on one app."""
     groups = [group(setup, "prefill", 1, 1), group(setup, "decode", 1, 2, 1)]
     with app(groups, say) as (made, _):
+        idle = idle_by_duty(made, setup.idle_s, say)
         rounds = []
         for _round in range(setup.rounds):
             rounds.append(activated(made, say, 1, setup.clients, setup.tokens, 60.0, setup.routed_s, MODEL))
             made.fleet.scale({"d": 1})
             made.at_rest({"p active": 1, "d active": 1, "d warm": 1}, 60.0)
             made.fleet.wait_idle()
-        return {"activation": {"rounds": rounds}, "switch": switched(made, setup, say)}
+        return {"idle": idle, "activation": {"rounds": rounds}, "switch": switched(made, setup, say)}
 
 
 def measured_step_s(made: App, setup: Setup) -> float:
@@ -521,11 +535,12 @@ def waiting(made: App) -> float:
 
 
 PARTS: dict[str, Callable[[Setup, Callable[[str], None]], dict[str, Any]]] = {
-    "fleet": activation_and_switch,
+    "fleet": idle_activation_and_switch,
     "drain": drain,
     "starts": starts,
 }
-"""The parts by name; `fleet` has the figures of activation and switch."""
+"""The parts by name; `fleet` has the figures of `FLEET`, which are parts of the result."""
+FLEET = ("idle", "activation", "switch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -555,7 +570,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             except (ServerError, httpx.HTTPError) as error:
                 print(f"scaling_steps, {name}: {error}", file=sys.stderr)
                 return 1
-        parts |= {name: found} if name != "fleet" else {key: found[key] for key in ("activation", "switch")}
+        parts |= {name: found} if name != "fleet" else {key: found[key] for key in FLEET}
     result = {
         "command": record.command("benchmarks.live.scaling_steps", argv),
         "config": asdict(setup),

@@ -30,18 +30,29 @@ Cornish and Fisher's quantile of a Poisson count; n is what the least level afte
 since a burst raises the level. With `burst_part_s`, the part of a window that has passed is looked at in the same way,
 so that a burst need not wait for the end of its window.
 
-Attainment below `attain` raises the headroom by `headroom_gain` times what is missing, within `headroom_most`; above,
-it falls by `headroom_relax` an hour. It does not rise while engines are on their way, or while an objective is
+Lateness that is proven (`lateness`, with 1 - `attain` allowed) raises the headroom by `headroom_gain` times the share
+of late requests beyond the allowed one, within `headroom_most`; then the evidence begins anew. While attainment holds,
+the headroom falls by `headroom_relax` an hour. The headroom of the beginning is a guess: over the first 400 requests
+that are judged it falls to 0, or to what is left of it when lateness is proven.
+
+The headroom is for engines that carry less than is known of them, so lateness that has another cause is not judged:
+that of a window after which the policy finds its engines too few; that of requests which came before the wanted engines
+served, and end `drain_s` and one stream (output * TPOT) after that at the latest; and any while an objective is
 infeasible.
 
 Noise of counting is no change: a mean length is that of the last 400 requests or so. The mean of the last windows takes
-its place where both differ by 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
-gain g; `spread` is the variance of one length, learned from the windows' deviations.
+its place where it is below by k = 5 of its standard errors, sqrt(spread g / ((2 - g) n)) for n requests a window and a
+gain g, or above by k + skewness (k^2 - 1) / 6 of them, Cornish and Fisher's quantile, since long requests are rare:
+
+    skewness = (3 c + c^3) / sqrt(n) g^2 / (3 - 3 g + g^2) ((2 - g) / g)^1.5     lognormal lengths, c = sqrt(spread)
+
+`spread` is the variance of one length in units of the squared mean, learned from the windows' deviations.
 
 Without reports, or before the first window, the wanted counts stay as they are (hold). Without arrivals the demand
 falls with the forecast, and the counts to their minimum (shrink). Deviations: lengths are means over all classes,
 weighted by arrivals; objectives are the strictest of any class with at least `class_share` of the arrivals. Not
-claimed: optimal transitions over several steps; engines of different hardware.
+claimed: optimal transitions over several steps; engines of different hardware; a headroom for a fleet that never stands
+for as long as requests take.
 """
 
 import math
@@ -57,6 +68,7 @@ from policies.scaling import warm_pool
 from policies.scaling.base import Counts, Limits, Plan, Step, serving_now, stepped
 from policies.scaling.capacity import Demand, Margins, Table, prompt_s, table
 from policies.scaling.forecast import Forecast, ForecastState
+from policies.scaling.lateness import Lateness
 from policies.scaling.moves import moves
 from policies.scaling.observation import ClassWindow, Duty, Observation, attainment
 from policies.state.views import Role
@@ -69,8 +81,11 @@ _EVIDENCE = 20.0
 # ASSUMPTION: the requests that a mean rests on at most; with that coefficient it deviates by 0.4 / sqrt(2 * 400),
 # which is 1.4 %.
 _MEMORY = 400.0
-# ASSUMPTION: standard errors by which the recent mean must differ; lengths are skewed, so 4 are not enough.
+# ASSUMPTION: standard errors by which the recent mean must differ if lengths are not skewed.
 _CHANGED = 5.0
+# ASSUMPTION: the headroom of the beginning, and the judged requests over which it falls to 0: as many as a mean length
+# rests on, of which 99 % in time are 396 ± 2.
+_FIRST_HEADROOM, _FIRST_JUDGED = 0.1, 400
 # ASSUMPTION: weight of a window in the variance of one length, which one window raises by 16 % at most; its least value
 # is that of a coefficient of variation of 0.1, its first one that of 0.5.
 _SPREAD_GAIN, _SPREAD_MOST, _SPREAD_LEAST, _SPREAD_FIRST = 0.02, 9.0, 0.01, 0.25
@@ -102,12 +117,19 @@ class Evidence:
         gain = max(least_gain, number / (number + _EVIDENCE))
         recent = self.recent + gain * (mean - self.recent)
         error = known * math.sqrt(self.spread * gain / ((2.0 - gain) * number))
-        changed = abs(recent - known) > _CHANGED * error
+        rise = _CHANGED + self._skewness(number, gain) * (_CHANGED**2 - 1.0) / 6.0
+        changed = recent - known > rise * error or known - recent > _CHANGED * error
         value = recent if changed else known + number / (number + self.weight) * (mean - known)
         weight = _EVIDENCE if changed else min(_MEMORY, self.weight + number)
         deviation = number * ((mean - known) / max(1.0, known)) ** 2
         spread = self.spread + _SPREAD_GAIN * (min(deviation, _SPREAD_MOST * self.spread) - self.spread)
         return value, Evidence(recent, weight, max(_SPREAD_LEAST, spread))
+
+    def _skewness(self, number: int, gain: float) -> float:
+        """Returns the skewness of the recent mean of lognormal lengths, for windows of `number` requests."""
+        cv = math.sqrt(self.spread)
+        of_weights = gain**2 / (3.0 - 3.0 * gain + gain**2) * ((2.0 - gain) / gain) ** 1.5
+        return (3.0 * cv + cv**3) / math.sqrt(number) * of_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +156,21 @@ def demand_of(known: Lengths) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class JointState:
-    """The memory of the policy: forecast, lengths, attainment, and when it last changed what."""
+    """The memory of the policy: forecast, lengths, attainment, and when it last changed what. The wanted engines serve
+    since `stood_since_s`, and no others, and have been enough by what is known (None: they do not). `judged` of the
+    first `_FIRST_JUDGED` requests have been judged.
+    """
 
     window: int = -1
     forecast: ForecastState = field(default_factory=ForecastState)
     lengths: Lengths = field(default_factory=Lengths)
     attained: float | None = None
-    headroom: float = 0.1
+    headroom: float = _FIRST_HEADROOM
+    judged: int = 0
+    late: tuple[Lateness, ...] = ()
     wanted: Counts | None = None
     warm: int = 0
+    stood_since_s: float | None = None
     grown_s: float = -math.inf
     switched_s: float = -math.inf
     calm_since_s: float | None = None
@@ -181,6 +209,8 @@ class Joint:
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5
     headroom_gain: Annotated[float, Number(low=0.0)] = 0.5
+    """Rise of the headroom for each proof of lateness, in times of the share of late requests beyond the allowed
+    one."""
     headroom_relax: Annotated[float, Number(low=0.0)] = 0.05
     """Fall of the headroom in an hour of attainment."""
     least_ended: Annotated[int, Whole(1)] = 20
@@ -196,17 +226,21 @@ class Joint:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def _first_headroom(self) -> float:
+        return min(_FIRST_HEADROOM, self.headroom_most)
+
     def initial(self) -> JointState:
-        return JointState(headroom=min(0.1, self.headroom_most))
+        return JointState(headroom=self._first_headroom)
 
     def step(self, seen: Observation, state: JointState) -> Step:
-        held = self._filled(seen, self._held(seen, state))
+        held = self._filled(seen, self._stood(seen, self._held(seen, state)))
         if seen.windows is None:
             return self._planned(seen, held, ("no report: hold",))
         state = self._learned(seen, held)
         if not state.lengths.weight:
             return self._planned(seen, state, ("no request yet: hold",))
-        return _Look(self, seen, state).decide()
+        return _Look(self, seen, state).decide(new_window=state.window != held.window)
 
     def _held(self, seen: Observation, state: JointState) -> JointState:
         """Returns the state with wanted counts; at the first step they are the present ones."""
@@ -214,6 +248,14 @@ class Joint:
             return state
         wanted, warm = self.limits.kept(serving_now(seen), len(seen.with_duty(Duty.WARM)))
         return replace(state, wanted=wanted, warm=warm)
+
+    def _stood(self, seen: Observation, state: JointState) -> JointState:
+        """Returns the state with the time since which the wanted engines serve, and no others."""
+        if state.wanted != serving_now(seen):
+            return replace(state, stood_since_s=None)
+        if state.stood_since_s is None:
+            return replace(state, stood_since_s=seen.now_s)
+        return state
 
     def _filled(self, seen: Observation, state: JointState) -> JointState:
         """Returns the state with the number of decode engines that the running streams fill, a mean over `_FULL_S`.
@@ -238,42 +280,61 @@ class Joint:
         rate, windows = seen.rate_per_s, seen.windows
         if seen.window <= state.window or rate is None or windows is None:
             return state
-        lengths = self._lengths(windows, state.lengths)
-        helps = not lengths.weight or not self.carried_by(seen, lengths).infeasible
-        attained, headroom = self._attained(seen, state, helps)
+        length_s = max((w.length_s for w in windows), default=1.0)
         return replace(
-            state,
+            self._attained(windows, length_s, state),
             window=seen.window,
-            forecast=self.forecast.observed(
-                state.forecast, rate, max((w.length_s for w in windows), default=1.0)
-            ),
-            lengths=lengths,
-            attained=attained,
-            headroom=headroom,
+            forecast=self.forecast.observed(state.forecast, rate, length_s),
+            lengths=self._lengths(windows, state.lengths),
         )
 
     def carried_by(self, seen: Observation, lengths: Lengths) -> Table:
         """Returns what engines of each role carry of requests with these lengths and objectives."""
         return table(seen.capability, demand_of(lengths), max(self.limits.most), self.margins)
 
-    def _attained(self, seen: Observation, state: JointState, helps: bool) -> tuple[float | None, float]:
-        """Returns the attainment and the headroom after a new window; `helps`: more engines can meet the objectives."""
-        windows = seen.windows or ()
+    def _attained(self, windows: tuple[ClassWindow, ...], length_s: float, state: JointState) -> JointState:
+        """Returns the state with the attainment after a new window, and with less headroom while it holds."""
         share = attainment(windows, self.least_ended)
         if share is None:
-            return state.attained, state.headroom
+            return state
         if not math.isfinite(share):
             raise BadParameter(f"policy joint: an attainment of {share}: drop this report")
         attained = share if state.attained is None else state.attained + self.gain * (share - state.attained)
-        lacking = self.attain - attained
-        settled = state.wanted == serving_now(seen)
-        headroom = state.headroom
-        if lacking > 0.0 and settled and helps:
-            headroom += self.headroom_gain * lacking
-        elif lacking <= 0.0:
-            length_s = max(w.length_s for w in windows)
-            headroom -= self.headroom_relax * length_s / 3600.0
-        return attained, max(0.0, min(self.headroom_most, headroom))
+        fall = self.headroom_relax * length_s / 3600.0 if attained >= self.attain else 0.0
+        return replace(self._with_headroom(state, -fall), attained=attained)
+
+    def _own_from_s(self, state: JointState) -> float:
+        """Returns the time from which the requests that end have come to the engines that serve now; infinity while
+        these are not the wanted ones. Without an objective of TPOT the time of a stream is not known, and is left out.
+        """
+        if state.stood_since_s is None:
+            return math.inf
+        stream_s = state.lengths.output_tokens * (state.lengths.tpot_s or 0.0)
+        return state.stood_since_s + self.drain_s + stream_s
+
+    def judged(self, seen: Observation, state: JointState) -> JointState:
+        """Returns the state after a new window in which the engines were enough, as far as the policy knows."""
+        windows = seen.windows or ()
+        length_s = max((w.length_s for w in windows), default=0.0)
+        if seen.now_s - length_s < self._own_from_s(state):
+            return state
+        ended = min(sum(w.met + w.missed for w in windows), _FIRST_JUDGED - state.judged)
+        state = self._with_headroom(state, -self._first_headroom * ended / _FIRST_JUDGED)
+        state = replace(state, judged=state.judged + ended)
+        allowed, known = 1.0 - self.attain, {one.name: one for one in state.late}
+        for w in windows:
+            before = known.get(w.name, Lateness(w.name))
+            known[w.name] = before.after(w.missed, w.met + w.missed, allowed)
+        most = max((one.share - allowed for one in known.values() if one.proven), default=None)
+        if most is not None:
+            # what is left of the first headroom is needed, too
+            state = replace(self._with_headroom(state, self.headroom_gain * most), judged=_FIRST_JUDGED)
+        late = tuple(one for one in known.values() if one.surplus > 0.0 and not one.proven)
+        return replace(state, late=late)
+
+    def _with_headroom(self, state: JointState, change: float) -> JointState:
+        headroom = max(0.0, min(self.headroom_most, state.headroom + change))
+        return replace(state, headroom=headroom)
 
     def _lengths(self, windows: tuple[ClassWindow, ...], known: Lengths) -> Lengths:
         arrived = sum(w.arrived for w in windows)
@@ -435,7 +496,8 @@ class _Look:
 
     # ---------------------------------------------------------------------------------------------------- decisions
 
-    def decide(self) -> Step:
+    def decide(self, new_window: bool) -> Step:
+        """Returns the decision. After a `new_window` in which the engines were enough, their requests are judged."""
         policy, state, now_s = self.policy, self.state, self.seen.now_s
         reasons = [self._said()]
         if self.table.infeasible:
@@ -445,8 +507,10 @@ class _Look:
         if not self.carries(self.wanted, self.up):
             target, why = self._grown()
             reasons.append(why)
-            state = replace(state, calm_since_s=None)
+            state = replace(state, calm_since_s=None, stood_since_s=None)
         else:
+            if new_window and not self.table.infeasible:
+                state = policy.judged(self.seen, state)
             fewer = self._fewer()
             if fewer.total >= self.wanted.total:
                 state = replace(state, calm_since_s=None)
@@ -470,6 +534,7 @@ class _Look:
             state = replace(state, calm_since_s=now_s)
         if target != self.wanted:
             reasons.append(f"{_shown(self.wanted)} -> {_shown(target)}")
+            state = replace(state, stood_since_s=None)
         return policy._planned(self.seen, replace(state, wanted=target, warm=warm), tuple(reasons))
 
     def _said(self) -> str:

@@ -79,6 +79,7 @@ def _learned(former: Joint, state: JointState, policy: Joint) -> JointState:
         lengths=state.lengths,
         attained=state.attained,
         headroom=min(state.headroom, policy.headroom_most),
+        judged=state.judged,
         wanted=state.wanted,
         warm=state.warm,
     )

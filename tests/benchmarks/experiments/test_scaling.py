@@ -1,5 +1,6 @@
 """The scaling experiments: their loads, plans by hand, what they count and compare."""
 
+import dataclasses
 import json
 
 import pytest
@@ -306,3 +307,37 @@ def test_the_worst_seed_of_the_day_is_shown() -> None:
         found.runs[name] = {0: run(1.0, 100.0), 1: run(0.96, 100.0)}
     row = diurnal.compare(found)[-1]
     assert (row.ours, row.note) == (pytest.approx(96.0), "by seed: 100.00, 96.00")
+
+
+def test_ours_stands_beside_cheap_rivals_with_the_largest_budget_that_is_as_cheap() -> None:
+    """Two engines take 80 s and five 200 s. A rival of 70 s is cheaper than both; the others stand beside one each."""
+    costs = {"ongoing": 70.0, "latency_ratio": 150.0, "demand_rate": 200.0, "regime_rule": 80.0}
+
+    def values(name, config):
+        if "budget" in config:
+            return run(config["budget"] / 10.0, 40.0 * config["budget"])
+        return run(0.1, costs.get(config["policy"], 300.0))
+
+    rows = {row.name: row for row in diurnal.compare(results(diurnal, values))}
+    cheap = {name: row for name, row in rows.items() if name.startswith("ours as cheap as ")}
+    assert {name.split()[4].rstrip(":"): (row.ours, row.note) for name, row in cheap.items()} == {
+        "latency_ratio": (pytest.approx(10.0), "joint, budget of 2; engine time -46.7 %"),
+        "demand_rate": (pytest.approx(40.0), "joint, budget of 5; engine time +0.0 %"),
+        "regime_rule": (pytest.approx(10.0), "joint, budget of 2; engine time +0.0 %"),
+    }
+    assert all(not row.aim and row.met is None for row in cheap.values())
+    # a result of before has no budgets
+    before = results(diurnal, values)
+    for budget in diurnal.BUDGETS:
+        del before.variants[f"joint, budget of {budget}"]
+    assert not [row for row in diurnal.compare(before) if "as cheap as" in row.name]
+
+
+def test_the_budget_of_a_variant_bounds_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[Limits] = []
+    monkeypatch.setattr(diurnal, "run", lambda work, first, scaling, *_, **__: bounds.append(scaling.limits))
+    monkeypatch.setattr(diurnal, "kept", lambda result: {})
+    ours = [v.config for v in diurnal.variants(False) if v.config["policy"] == common.OURS]
+    for config in ours:
+        diurnal.run_one(config, 1_000)
+    assert bounds == [dataclasses.replace(diurnal.LIMITS, budget=n) for n in (24, *diurnal.BUDGETS)]

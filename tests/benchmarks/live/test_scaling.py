@@ -39,6 +39,7 @@ def test_every_app_is_a_valid_configuration(setup: Setup, tmp_path: Path) -> Non
         (scaling.group(setup, "d", 1, 1 + setup.batch, setup.batch), {}),
         (scaling.group(setup, "d", 1, setup.burst.decode_most, setup.burst.warm), joint),
         (scaling.group(setup, "d", 1, 1 + setup.pool, setup.pool), {}),
+        (scaling.group(setup, "d", setup.idle_engines, 2 * setup.idle_engines, setup.idle_engines), {}),
         (scaling.group(setup, "d", 2, 5, 1, slots=2 * setup.streams), {}),
         (scaling.group(setup, "d", 1, 1, least=0), {"sleep_after_s": setup.sleep_after_s}),
     ]
@@ -232,6 +233,23 @@ def test_the_pool_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) 
     assert pool_size(Setup(pool=3))[0] == 3
 
 
+def test_idle_engines_are_measured_by_duty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engines = {"active": ["d-1", "d-3"], "warm": ["d-2"]}
+    fleet = SimpleNamespace(wait_idle=lambda: None, engines=lambda role, duty: engines[duty])
+    made: Any = SimpleNamespace(fleet=fleet, pid=7, folder=tmp_path)
+    pids = {"d-1": 11, "d-2": 12, "d-3": 13, "p-1": 14}
+    monkeypatch.setattr(scaling, "REST_S", 0.0)
+    monkeypatch.setattr(scaling, "replicas", lambda pid, folder: pids if folder == tmp_path / "s" else {})
+    monkeypatch.setattr(scaling, "idle_cores", lambda found, _: {name: n / 1e3 for name, n in found.items()})
+    told: list[str] = []
+    found = scaling.idle_by_duty(made, 5.0, told.append)
+    assert found == {"seconds": 5.0, "active": [0.011, 0.013], "warm": [0.012]}
+    assert told == ["idle: of a core, active 1.20 %, warm 1.20 %"]
+    del pids["d-2"]
+    with pytest.raises(ServerError, match="d-2"):
+        scaling.idle_by_duty(made, 5.0, told.append)
+
+
 def test_attainment_needs_both_objectives() -> None:
     burst = asdict(Burst(lead_s=10.0, burst_s=10.0, ttft_slo_s=1.0, tpot_slo_s=0.1))
     requests = [
@@ -272,6 +290,7 @@ def measured(**changed: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "activation": {"rounds": [{"wanted": 2, "first_text_s": [0.1, 0.3], "lost": {}}], "ended_at": "x"},
         "warm": pool,
+        "idle": {"seconds": 60.0, "active": [0.018, 0.014], "warm": [0.009, 0.007], "ended_at": "x"},
         "cold": {**pool, "first_text_s": [30.0, 60.0]},
         "burst": {
             "joint": {
@@ -298,6 +317,11 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
     assert rows["burst, joint: first more engines after the burst's begin"].ours == 1.0
     assert rows["burst, joint: most serving engines after the burst's begin"].ours == 3.0
     assert rows["zero: request to first text, p50"].ours == 9.0
+    idle = {duty: rows[f"idle, {duty}: CPU of a replica"] for duty in ("active", "warm")}
+    assert idle["active"].ours == pytest.approx(1.6) and idle["active"].met is None
+    assert idle["warm"].ours == pytest.approx(0.8) and idle["warm"].met is True
+    ratio = rows["idle: CPU of a warm replica, of that of an active one"]
+    assert ratio.ours == pytest.approx(50.0) and ratio.met is None
     # six ready engines for a minute and three seconds
     assert rows["burst, joint: engine time"].ours == pytest.approx(6.3)
     assert all(row.met is not False for row in rows.values())
@@ -308,7 +332,16 @@ def test_rows_of_sim_engines_have_their_aims() -> None:
     assert missing["warm pool: order to first text, last engine"].met is False
     ended = {row.name: row for row in scaling_rows(measured(streams={"open_at_the_last_change": False}))}
     assert ended["streams: other texts"].met is ended["streams: cut or failed"].met is False
+    busy = {row.name: row for row in scaling_rows(measured(idle={"warm": [0.01]}))}
+    assert busy["idle, warm: CPU of a replica"].met is False
     assert list(OTHERS["scaling_live/scaling.json"].read(measured())) == list(scaling_rows(measured()))
+
+
+def test_the_idle_cpu_of_vllm_engines_has_no_aim() -> None:
+    """The aim goes by what a sim replica took."""
+    rows = list(steps_rows({"parts": {"idle": {"seconds": 60.0, "active": [0.05], "warm": [0.04]}}}))
+    assert [row.ours for row in rows] == pytest.approx([1, 5.0, 1, 4.0, 80.0])
+    assert all(row.met is None and not row.aim for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,21 @@ def test_the_noise_of_few_requests_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_what_was_late_before_the_fleet_had_grown_is_not_held_against_it(seed: int) -> None:
+    """The fleet begins with one engine of each role, and the load needs three that prefill and two that decode: until
+    others have started and the queue has been served, requests are late. Afterwards it is what one that began large
+    enough is, and after the first hour nothing changes.
+    """
+    load, rates = Load(20_000, 1_000, 0.5, 12.0), [0.8] * 2 * 3_600
+    small, large = (Fleet(joint(), prefill=n, decode=n, seed=seed, load=load) for n in (1, 4))
+    for fleet in (small, large):
+        fleet.run(rates)
+        assert [counts for at_s, counts in fleet.changes if at_s >= 3_600.0] == []
+    assert small.late > 20 > large.late
+    assert small.changes[-1][1] == large.changes[-1][1]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_burst_is_followed_and_left_behind(seed: int) -> None:
     """Eight times the load for ten minutes: warm engines first, then more; afterwards the fleet is small again."""
     fleet = Fleet(joint(warm_min=4), prefill=2, decode=2, warm=4, seed=seed)

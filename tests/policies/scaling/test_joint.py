@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.routing.params import BadParameter
 from policies.scaling.base import Counts, Limits, Way, stepped
 from policies.scaling.joint import Evidence, Joint, JointState
+from policies.scaling.observation import Observation
 from policies.state.views import Role
 from tests.policies.scaling.fixtures import engines, seen
 
@@ -44,8 +45,9 @@ def test_a_role_switch_is_cheaper_than_a_start() -> None:
 
 
 def test_a_warm_engine_goes_before_a_new_one() -> None:
+    """14/s need four prefill engines, of 12.6 and 17.3/s."""
     policy = Joint(limits=dataclasses.replace(LIMITS, warm_max=4))
-    step = policy.step(seen(12.0, engines(2, 3, warm=1), 30), steady(policy, 12.0, 2, 3))
+    step = policy.step(seen(14.0, engines(2, 3, warm=1), 30), steady(policy, 14.0, 2, 3))
     ways = [move.way for move in step.plan.moves]
     assert ways[0] is Way.ACTIVATE and ways.count(Way.ACTIVATE) == 1 and ways.count(Way.START) >= 1
     assert step.plan.moves[0].engine == "w0"
@@ -73,8 +75,8 @@ def test_one_window_is_learned_once() -> None:
 
 
 def test_requests_that_wait_are_demand() -> None:
-    """300 queued prompts are 264 more than four engines compute in the slack of 1.8 s (0.2 s each): in 30 s 8.8/s more
-    for prefill alone; decode has one engine to give.
+    """336 queued prompts are 300 more than four engines compute in the slack of 1.8 s (0.2 s each): in 30 s 10/s more
+    for prefill alone, and four engines carry 17.3/s; decode has one engine to give.
     """
     policy = Joint(limits=LIMITS)
     state = steady(policy, 8.0, 4, 3)
@@ -85,7 +87,7 @@ def test_requests_that_wait_are_demand() -> None:
     late = tuple(dataclasses.replace(e, waiting=100) for e in engines(3, 0))
     more = policy.step(seen(8.0, late + engines(0, 3), 30), dataclasses.replace(state, wanted=Counts(3, 3)))
     assert more.plan.serving.prefill > 3
-    step = policy.step(seen(8.0, engines(4, 3), 30, queued=300), state)
+    step = policy.step(seen(8.0, engines(4, 3), 30, queued=336), state)
     assert step.plan.serving == (5, 2, 0)
     pooled = policy.step(seen(8.0, engines(4, 3), 30, pooled=600), state)
     assert pooled.plan.serving.prefill == 3 and pooled.plan.serving.decode > 3
@@ -116,6 +118,7 @@ def test_a_short_budget_is_shared_by_need() -> None:
 
 
 def test_missed_objectives_raise_a_bounded_headroom() -> None:
+    """A fifth of 100 requests a window is late: two windows prove it, and 19 % are beyond what is allowed."""
     policy = Joint(limits=LIMITS, headroom_most=0.3)
     state, fleet = steady(policy, 8.0, 4, 3), engines(4, 3)
     rooms = [state.headroom]
@@ -123,9 +126,78 @@ def test_missed_objectives_raise_a_bounded_headroom() -> None:
         state = policy.step(seen(8.0, fleet, window, met=80, missed=20), state).state
         state = dataclasses.replace(state, wanted=Counts(4, 3))
         rooms.append(state.headroom)
+    assert rooms[:5] == pytest.approx([0.0, 0.0, 0.5 * 0.19, 0.5 * 0.19, 0.19])
     assert rooms == sorted(rooms) and rooms[-1] == 0.3
     relaxed = policy.step(seen(8.0, fleet, 60), dataclasses.replace(state, attained=1.0)).state
     assert relaxed.headroom < 0.3
+
+
+@pytest.mark.parametrize(("every", "raises"), [(50, False), (5, True)])
+def test_single_late_requests_raise_no_headroom_and_many_do(every: int, raises: bool) -> None:
+    """Five requests end in a window. One late one in 50 windows is a fifth of its window and 0.4 % of all; one in five
+    windows is 4 % of all.
+    """
+    policy = Joint(limits=LIMITS)
+    state, fleet = steady(policy, 8.0, 4, 3), engines(4, 3)
+    for window in range(30, 430):
+        missed = int(window % every == 0)
+        state = policy.step(seen(8.0, fleet, window, met=5 - missed, missed=missed), state).state
+        state = dataclasses.replace(state, wanted=Counts(4, 3), calm_since_s=None)
+    assert (state.headroom > 0.0) is raises
+
+
+def test_the_rare_lateness_of_one_class_is_not_added_to_that_of_another() -> None:
+    """Ten classes take turns with a late request in 20, so each window has one, and each class 0.5 % late."""
+    policy = Joint(limits=LIMITS)
+    state, fleet = steady(policy, 8.0, 4, 3), engines(4, 3)
+    for window in range(30, 230):
+        now = seen(8.0, fleet, window)
+        assert now.windows is not None
+        classes = tuple(
+            dataclasses.replace(
+                now.windows[0], name=f"c{i}", met=20 - (window % 10 == i), missed=int(window % 10 == i)
+            )
+            for i in range(10)
+        )
+        state = policy.step(dataclasses.replace(now, windows=classes), state).state
+        state = dataclasses.replace(state, wanted=Counts(4, 3), calm_since_s=None)
+    assert state.headroom == 0.0
+
+
+def first_rooms(policy: Joint, late_window: int | None) -> list[float]:
+    """Returns the headroom after each of the first ten windows; all 100 requests of `late_window` are late."""
+    state, rooms = policy.initial(), list[float]()
+    for window in range(10):
+        missed = 100 if window == late_window else 0
+        now: Observation = seen(8.0, engines(4, 3), window, met=100 - missed, missed=missed)
+        state = policy.step(now, state).state
+        rooms.append(state.headroom)
+    return rooms
+
+
+def test_the_first_headroom_falls_with_the_first_requests_in_time() -> None:
+    """Requests are judged 35 s after the first look, at 10 s: 30 s to serve what had waited, and a stream of 100 tokens
+    of 50 ms. Windows of 10 s lie behind that from the sixth on, and each takes a quarter of 0.1.
+    """
+    rooms = first_rooms(Joint(limits=LIMITS), None)
+    assert rooms[4:] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=2e-3)
+    # what is left when lateness is proven is needed, too: 0.05, and a tenth of 99 % more
+    rooms = first_rooms(Joint(limits=LIMITS, headroom_gain=0.1), 6)
+    assert rooms[5:] == pytest.approx([0.075, 0.149, 0.149, 0.149, 0.149], abs=2e-3)
+
+
+def test_requests_that_came_to_another_fleet_are_not_judged() -> None:
+    """All are late. The fourth prefill engine serves from 320 s on, so requests are judged from 355 s on; the first
+    window that begins behind that ends at 370 s.
+    """
+    policy = Joint(limits=LIMITS)
+    state, rooms = steady(policy, 8.0, 4, 3), list[float]()
+    for window in range(30, 37):
+        fleet = engines(3 if window == 30 else 4, 3)
+        state = policy.step(seen(8.0, fleet, window, met=0, missed=100), state).state
+        state = dataclasses.replace(state, wanted=Counts(4, 3))
+        rooms.append(state.headroom)
+    assert rooms[:-1] == [0.0] * 6 and rooms[-1] > 0.0
 
 
 def test_an_infeasible_objective_adds_no_engines() -> None:
@@ -267,15 +339,27 @@ def _evidence(means: list[float], number: int) -> list[float]:
 
 def test_two_windows_of_lengths_by_hand() -> None:
     """Ten requests of 100 tokens, then ten of 120: each weighs as much, and the recent mean of 100 + 10 / 30 * 20 is
-    6.7 away, less than 5 * 100 sqrt(0.25 / 3 / (5 / 3 * 10)) = 35. Ten of 300 would move it by 67: it is taken.
+    6.7 away, less than 6.2 * 100 sqrt(0.25 / 3 / (5 / 3 * 10)) = 44. Ten of 300 would move it by 67: it is taken.
     """
     assert _evidence([100.0, 120.0], 10) == pytest.approx([100.0, 110.0])
     assert _evidence([100.0, 300.0], 10) == pytest.approx([100.0, 100.0 + 200.0 / 3.0])
 
 
+@pytest.mark.parametrize(("errors", "changed"), [(5.7, False), (6.0, True), (-4.9, False), (-5.1, True)])
+def test_longer_requests_must_be_surer_than_shorter_ones(errors: float, changed: bool) -> None:
+    """Windows of 20 requests with a coefficient of variation of 0.4: the recent mean has a gain of 0.5, an error of
+    1,000 sqrt(0.16 * 0.5 / (1.5 * 20)) = 51.64, and a skewness of 1.264 / sqrt(20) * 0.25 / 1.75 * 3^1.5 = 0.21. So
+    5 + 0.21 * 24 / 6 = 5.84 errors above are as rare as 5 of a normal mean.
+    """
+    mean = 1_000.0 + errors * 51.64 / 0.5
+    known, after = Evidence(1_000.0, 400.0, 0.16).learned(1_000.0, mean, 20, 0.1)
+    assert (after.weight == 20.0) is changed
+    assert (known == after.recent) is changed
+
+
 def test_noise_moves_mean_lengths_little_and_a_change_is_followed() -> None:
     """Windows of five requests with a coefficient of variation of 0.4: their means deviate by 18 %, and those of the
-    last 400 requests by 1.4 %. Twice the length is more than five errors of the recent mean, 30 %: three quarters of
+    last 400 requests by 1.4 %. Twice the length is more than six errors of the recent mean, 36 %: three quarters of
     the way are gone in a minute and a half.
     """
     rng = random.Random(4)
