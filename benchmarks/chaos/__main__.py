@@ -5,14 +5,14 @@
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
-    python -m benchmarks.chaos --bare --flow --lend         engines lend prefixes, and are harmed while they do
+    python -m benchmarks.chaos --bare --flow --lend        engines lend prefixes, and are harmed while they do
     python -m benchmarks.chaos --flow --engines vllm       the same over NIXL
     python -m benchmarks.chaos --gcs                       also loses Ray's control process, whose state is in Redis
     python -m benchmarks.chaos --scaling                   with an autoscaler, while numbers of engines are ordered
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
-The exit status is 1 if a request failed, an answer was wrong, or something was left behind, and if the clients did not
-get enough of the processor to measure stalls. Results are kept in
+The exit status is 1 if a request failed, an answer was wrong, or something was left behind, if the clients did not
+get enough of the processor to measure stalls, and with --lend if no loan was of use. Results are kept in
 benchmarks/results/chaos: every run in one JSON file, a page and a picture of all.
 """
 
