@@ -31,6 +31,7 @@ from benchmarks.experiments import (
     scaling_diurnal,
 )
 from benchmarks.experiments.base import Config, Metrics
+from benchmarks.experiments.scaling_common import OURS
 from benchmarks.experiments.scaling_tuned import FORESEEN_HEADROOM, TUNED
 from benchmarks.sim.config import EngineSpec
 from benchmarks.workloads.record import WorkloadRequest
@@ -233,11 +234,11 @@ def day() -> Iterator[Run]:
     """Yields the day of `scaling_diurnal`, and one that is four times as long while starts and windows take what they
     took: ours, ours that gives engines back at once, and the plan that foresees.
     """
-    ours = TUNED[scaling_diurnal.OURS]
+    ours = TUNED[OURS]
     forms: dict[str, Config] = {
-        "ours": {"policy": scaling_diurnal.OURS, "params": ours},
+        "ours": {"policy": OURS, "params": ours},
         "ours, no calm": {
-            "policy": scaling_diurnal.OURS,
+            "policy": OURS,
             "params": {**ours, "calm_s": 0.0, "cool_down_s": 0.0},
         },
         "foreseen": {"policy": scaling_diurnal.FORESEEN, "params": {"headroom": FORESEEN_HEADROOM}},
