@@ -20,8 +20,8 @@ settles when the first hour is over. And the test of the mean lengths took the f
 some windows for a change three times on the worst seed, and the fleet grew and shrank again.
 
 Four things of the policy were changed after that, each for a reason that the result does not need: a late request
-counts against the fleet that it came to, and not against the one that it made grow; the share of late requests is
-evidence only where chance does not bring it (`policies.scaling.lateness`), as for rates and lengths; the headroom of
+counts only against engines that it came to and that were enough, as far as the policy knew; the share of late requests
+is evidence only where chance does not bring it (`policies.scaling.lateness`), as for rates and lengths; the headroom of
 the beginning, a guess, ends with the first requests that are judged; and the test of the mean lengths knows that
 lengths are skewed. They were developed on exact queues (`tests/policies/scaling/test_closed_loop.py`), and no seed of
 this experiment has run with them. As the reported seeds had named the causes, a run with the changes ought to have

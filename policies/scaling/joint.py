@@ -128,7 +128,7 @@ class Evidence:
     def _skewness(self, number: int, gain: float) -> float:
         """Returns the skewness of the recent mean of lognormal lengths, for windows of `number` requests."""
         cv = math.sqrt(self.spread)
-        of_weights = gain**2 / (3.0 - 3.0 * gain + gain**2) * math.pow((2.0 - gain) / gain, 1.5)
+        of_weights: float = gain**2 / (3.0 - 3.0 * gain + gain**2) * ((2.0 - gain) / gain) ** 1.5
         return (3.0 * cv + cv**3) / math.sqrt(number) * of_weights
 
 

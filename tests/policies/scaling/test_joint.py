@@ -200,6 +200,20 @@ def test_requests_that_came_to_another_fleet_are_not_judged() -> None:
     assert rooms[:-1] == [0.0] * 6 and rooms[-1] > 0.0
 
 
+def test_lateness_that_a_shortage_explains_raises_no_headroom() -> None:
+    """Five times the load: requests are late because engines are missing, and not because they carry less than is
+    known of them.
+    """
+    policy = Joint(limits=LIMITS)
+    state, fleet = steady(policy, 8.0, 4, 3), engines(4, 3)
+    for window in range(30, 40):
+        step = policy.step(seen(40.0, fleet, window, met=0, missed=400), state)
+        assert step.plan.serving.total > 7
+        assert step.state.headroom == 0.0
+        state = dataclasses.replace(step.state, wanted=Counts(4, 3))
+    assert state.late == ()
+
+
 def test_an_infeasible_objective_adds_no_engines() -> None:
     """Prompts take 0.2 s and TTFT is 0.1 s: no number of engines helps, and the reasons say so."""
     policy = Joint(limits=LIMITS)
