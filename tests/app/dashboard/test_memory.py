@@ -59,7 +59,7 @@ def held_bytes(*roots: object) -> int:
 
 
 class Busy:
-    """A dashboard of 64 engines on which something new is told each second."""
+    """A dashboard of 64 engines that learns something new each second."""
 
     def __init__(self) -> None:
         self.feed = Feed(SLO)
