@@ -176,7 +176,8 @@ class Play:
     """A playing ingress. `heard` is what engines were sent, with their names, and `told` what the router was."""
 
     def __init__(self, engines: dict[str, str], traces: Any = None, **body: Any) -> None:
-        config = IngressConfig(("m",), max_migrations=100, max_retries=100)
+        # nothing but the end of a story ends its request
+        config = IngressConfig(("m",), max_migrations=100, max_retries=100, idle_limit_s=1e9)
         self.now_s = 1000.0
         self.heard: list[tuple[str, wire.Message]] = []
         self.told: list[wire.Message] = []
