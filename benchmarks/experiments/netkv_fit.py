@@ -13,12 +13,14 @@ experiment 1 (VI-C, Table II), from the setup (VI-A, VI-B), and from physics whe
 
 What the paper leaves open is searched: whether requests come in the trace's bursts or spread, how much of a prompt is
 shared, and whether a transfer draws one of its server's NICs or an instance has one. The setup of least distance is
-fitted, where the distance is the root of the mean square of ln(ours / paper's) over the nine mean transfer times of
-Table II. That rule was written down before the first run; no reduction and no other table is looked at. The windows
-are the even ones of 20, and `netkv_predict` has the odd ones.
+fitted, where the distance is the standard deviation of ln(ours / paper's) over the nine mean transfer times of Table
+II. A common factor does not count: it is the mean length of prompts, which the thinning sets and which differs from
+window to window. (In a first form it counted, and decided in the first two windows that ran; the rule was changed after
+these.) No reduction and no other table is looked at. The windows are the even ones of 20, and `netkv_predict` has the
+odd ones.
 
-`IN_USE` is the setup that `netkv_predict` runs. It is the fit of the reduced form. Where the whole form names another,
-that one takes its place, and `netkv_predict` runs after that.
+`IN_USE` is the setup that `netkv_predict` runs: the one of least distance in the first two windows. Where all ten name
+another, that one takes its place, and `netkv_predict` runs after that.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import product
+from statistics import pstdev
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import netkv_common as common
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "NetKV's simulator fitted on Table II alone: arrivals, sharing and NICs of least distance"
-SEEDS = (5, 1)
+SEEDS = (10, 1)
 WINDOWS = 20
 SHOWN = ("RR", "CLA*", "NetKV-Full")
 LOADS = (1.0, 2.0, 2.5)
@@ -58,7 +61,7 @@ SETUPS: Mapping[str, Mapping[str, Any]] = {
     f"{arrival}, {shared}, {nics}": {**ARRIVALS[arrival], **SHARING[shared], **NICS[nics]}
     for arrival, shared, nics in product(ARRIVALS, SHARING, NICS)
 }
-IN_USE = "bursts, half shared, NICs drawn"
+IN_USE = "spread, half shared, NICs drawn"
 
 
 def variants(quick: bool) -> list[Variant]:
@@ -85,14 +88,14 @@ def run_one(config: Config, seed: int) -> Metrics:
 
 
 def distance(results: Results, setup: str) -> float:
-    """Returns the distance of a setup's transfer times from Table II."""
-    squares = []
+    """Returns the distance of a setup's transfer times from Table II, as a part of them."""
+    found = []
     for load, by_scheduler in TABLE_2.items():
         for scheduler, (_, _, _, transfer_ms) in by_scheduler.items():
             name = _name(setup, scheduler, load)
             if name in results.runs:
-                squares.append(math.log(1e3 * results.mean(name, TRANSFER) / transfer_ms) ** 2)
-    return math.sqrt(sum(squares) / len(squares))
+                found.append(math.log(1e3 * results.mean(name, TRANSFER) / transfer_ms))
+    return pstdev(found)
 
 
 def compare(results: Results) -> list[Row]:
