@@ -13,6 +13,7 @@ from actors.wire.kv import unpack_hashes
 from actors.wire.messages import Adopt, Closed, Duty, EngineInfo, EngineState, Fleet, Standby, Status, Submit
 from policies.dispatch.actions import PrefixFetch
 from policies.request.events import Lend
+from policies.request.terms import LEAST_WEIGHT, MOST_WEIGHT
 from policies.state import events as ev
 from policies.state import standby
 from policies.state.reducer import role_of
@@ -185,8 +186,12 @@ def adopted_of(
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
     """Returns the request that an ingress submits at `now_s`. Raises ValueError if the bytes of a block hash are
-    incomplete.
+    incomplete, or for a weight that no tenant has.
     """
+    if not LEAST_WEIGHT <= message.terms.weight <= MOST_WEIGHT:
+        raise ValueError(
+            f"a weight of {message.terms.weight}: it must be from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+        )
     return Request(
         attempt_id=message.attempt_id,
         arrived_s=now_s,

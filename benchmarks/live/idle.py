@@ -1,6 +1,6 @@
 """Reads the CPU that engine replicas take while nothing comes, each with the processes below it.
 
-A replica is found by the unix socket at which it takes the order to drain, whose name is its engine's id (`app.drain`).
+A replica is found by the unix socket at which it takes the order to drain, whose name is its engine's id.
 CPU seconds are user + system time, in ticks of 10 ms.
 """
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from app.drain import SUFFIX
+DRAIN = ".drain"
+"""The ending of that socket's name, as `app.drain` has it."""
 
 
 def replicas(root_pid: int, folder: Path) -> dict[str, int]:
@@ -22,7 +23,7 @@ def replicas(root_pid: int, folder: Path) -> dict[str, int]:
         except psutil.Error:
             # it ended meanwhile
             continue
-        found |= {path.stem: process.pid for path in paths if (path.parent, path.suffix) == (folder, SUFFIX)}
+        found |= {path.stem: process.pid for path in paths if (path.parent, path.suffix) == (folder, DRAIN)}
     return found
 
 

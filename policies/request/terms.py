@@ -17,6 +17,10 @@ class Mode(StrEnum):
     DISAGGREGATED = "disaggregated"
 
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Bounds of a tenant's weight, which divides the tokens that it got."""
+
+
 class Terms(NamedTuple):
     """The terms of one request. They are a tuple, because messages carry them as an array and a tuple is fast to read.
 

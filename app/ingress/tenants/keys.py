@@ -36,6 +36,7 @@ from pydantic import (
 
 from actors.options import problem_line
 from app.api.extensions import Ceiling, least_priority_of
+from policies.request.terms import LEAST_WEIGHT, MOST_WEIGHT
 
 RESERVED = ("admin", "other")
 """Names that are no tenant's: requests with an admin key are of `admin`, and `other` is a label of metrics."""
@@ -78,7 +79,7 @@ class Key(_Record):
     tenant: Name
     note: Annotated[str, Field(max_length=200)] = ""
     ceiling: Ceiling = "standard"
-    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     requests_per_min: Limit | None = None
     tokens_per_min: Limit | None = None
     parallel: Limit | None = None

@@ -1,5 +1,6 @@
 """Engines and workers: names, shares of slots and KV, reports by rank."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -11,11 +12,13 @@ from actors.router.workers import (
     check_fleet,
     place_of,
     reports,
+    request_of,
     ups,
     worker_of,
     workers_of,
 )
-from actors.wire.messages import EngineInfo, Fleet, Standby, Status
+from actors.wire.messages import EngineInfo, Fleet, Standby, Status, Submit
+from policies.request.terms import Terms
 from policies.state.standby import Abilities
 from policies.state.views import Health
 
@@ -106,3 +109,12 @@ def test_an_impossible_fleet_is_refused(wrong: dict[str, Any], says: str) -> Non
     check_fleet(fleet)
     with pytest.raises(ValueError, match=says):
         check_fleet(msgspec.structs.replace(fleet, **wrong))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 5e-324, 1e308, math.inf, math.nan])
+def test_a_request_of_a_weight_that_no_tenant_has_is_refused(weight: float) -> None:
+    """The weight divides what a tenant got: it would stop the dispatcher in the middle of a change."""
+    submit = Submit("r", 10, 10, terms=Terms(weight=weight))
+    with pytest.raises(ValueError, match="a weight of"):
+        request_of(submit, 1.0, ())
+    assert request_of(Submit("r", 10, 10, terms=Terms(weight=2.0)), 1.0, ()).terms.weight == 2.0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live.idle import idle_cores, replicas
+from app.drain import SUFFIX
+from benchmarks.live.idle import DRAIN, idle_cores, replicas
 
 REPLICA = """
 import socket, subprocess, sys
@@ -61,3 +62,7 @@ def test_what_runs_below_a_replica_is_its_own(listening: dict[str, int], tmp_pat
         # on a busy machine it may not have run yet
         assert time.monotonic() < end_s
     assert cores["d-2"] < cores["d-1"]
+
+
+def test_the_sockets_are_those_of_the_drain() -> None:
+    assert DRAIN == SUFFIX
