@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from app.drain import SUFFIX
+DRAIN_SUFFIX = ".drain"
+"""The end of that socket's name (`app.drain.SUFFIX`)."""
 
 
 def replicas(root_pid: int, folder: Path) -> dict[str, int]:
@@ -22,7 +23,8 @@ def replicas(root_pid: int, folder: Path) -> dict[str, int]:
         except psutil.Error:
             # it ended meanwhile
             continue
-        found |= {path.stem: process.pid for path in paths if (path.parent, path.suffix) == (folder, SUFFIX)}
+        own = (path for path in paths if (path.parent, path.suffix) == (folder, DRAIN_SUFFIX))
+        found |= {path.stem: process.pid for path in own}
     return found
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live.idle import idle_cores, replicas
+from app.drain import SUFFIX
+from benchmarks.live.idle import DRAIN_SUFFIX, idle_cores, replicas
 
 REPLICA = """
 import socket, subprocess, sys
@@ -50,6 +51,7 @@ def listening(tmp_path: Path) -> Iterator[dict[str, int]]:
 def test_replicas_are_found_by_the_names_of_their_sockets_in_the_folder(
     listening: dict[str, int], tmp_path: Path
 ) -> None:
+    assert DRAIN_SUFFIX == SUFFIX
     wanted = {"d-1": listening["d-1.drain"], "d-2": listening["d-2.drain"]}
     assert replicas(os.getpid(), tmp_path) == wanted
     assert replicas(os.getpid(), tmp_path / "other") == {}
