@@ -1,6 +1,6 @@
 """Reads the CPU that engine replicas take while nothing comes, each with the processes below it.
 
-A replica is found by the unix socket at which it takes the order to drain, whose name is its engine's id.
+A replica is found by the unix socket at which it takes the order to drain, whose name is its engine's id (`app.drain`).
 CPU seconds are user + system time, in ticks of 10 ms.
 """
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-DRAIN = ".drain"
-"""The ending of that socket's name, as `app.drain` has it."""
+DRAIN_SUFFIX = ".drain"
+"""The end of that socket's name (`app.drain.SUFFIX`)."""
 
 
 def replicas(root_pid: int, folder: Path) -> dict[str, int]:
@@ -23,7 +23,8 @@ def replicas(root_pid: int, folder: Path) -> dict[str, int]:
         except psutil.Error:
             # it ended meanwhile
             continue
-        found |= {path.stem: process.pid for path in paths if (path.parent, path.suffix) == (folder, DRAIN)}
+        own = (path for path in paths if (path.parent, path.suffix) == (folder, DRAIN_SUFFIX))
+        found |= {path.stem: process.pid for path in own}
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.drain import SUFFIX
-from benchmarks.live.idle import DRAIN, idle_cores, replicas
+from benchmarks.live.idle import DRAIN_SUFFIX, idle_cores, replicas
 
 REPLICA = """
 import socket, subprocess, sys
@@ -51,6 +51,7 @@ def listening(tmp_path: Path) -> Iterator[dict[str, int]]:
 def test_replicas_are_found_by_the_names_of_their_sockets_in_the_folder(
     listening: dict[str, int], tmp_path: Path
 ) -> None:
+    assert DRAIN_SUFFIX == SUFFIX
     wanted = {"d-1": listening["d-1.drain"], "d-2": listening["d-2.drain"]}
     assert replicas(os.getpid(), tmp_path) == wanted
     assert replicas(os.getpid(), tmp_path / "other") == {}
@@ -62,7 +63,3 @@ def test_what_runs_below_a_replica_is_its_own(listening: dict[str, int], tmp_pat
         # on a busy machine it may not have run yet
         assert time.monotonic() < end_s
     assert cores["d-2"] < cores["d-1"]
-
-
-def test_the_sockets_are_those_of_the_drain() -> None:
-    assert DRAIN == SUFFIX
