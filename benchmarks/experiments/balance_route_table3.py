@@ -15,9 +15,9 @@ stands beside the paper's figure without an aim.
 The text of the paper has lost H. Its own figures say which of the values that it sweeps it was: what is left of a long
 output that ends within H is nearly uniform on 1 to H, and an estimate that knows no more has a mean error of H / 4:
 12 tokens at H = 48 and 24 at H = 96. In the paper survival has 20.1. So the aims are for H = 96, and 48 stands beside.
-They were for 48 until a reduced run (seed 900) had 13 tokens there; the seeds that are measured begin behind it. The
-bound of the outputs, which the text has lost as well, decides the figures of Azure 2024: the paper calls them
-cap-bounded, and nearly all of its requests end within H.
+They were for 48 until a reduced run (seed 900) showed what this arithmetic says; the seeds that are measured begin
+behind it. The bound of the outputs, which the text has lost as well, decides the figures of Azure 2024: the paper calls
+them cap-bounded, and nearly all of its requests end within H.
 """
 
 from __future__ import annotations
