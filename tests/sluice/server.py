@@ -6,6 +6,7 @@ Handlers are coroutines over a `Wire`; a route's handlers are used one after the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections import defaultdict
@@ -77,8 +78,9 @@ class Wire:
 
     async def until_client_leaves(self) -> None:
         """Waits for the client's end of file and tells the test."""
-        while await self.reader.read(4096):
-            pass
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(4096):
+                pass
         self.server.client_left.set()
         self.cut()
 
