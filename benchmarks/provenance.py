@@ -63,7 +63,6 @@ LOST = frozenset(
     {
         "experiments/scaling/scaling_burst.json",
         "experiments/scaling/scaling_diurnal.json",
-        "permits/permits.json",
         "scaling_live/scaling.json",
     }
 )
