@@ -53,11 +53,6 @@ TWO_FAULTS = "bystander of two faults"
 TAKING = frozenset({"kill", "stop", "stall", "memory", "partition"})
 """Actions that take an engine away from the requests that it has."""
 
-ORDERED_S = 0.5
-"""Seconds until a fault has taken effect. ASSUMPTION: processes look for orders ten times a second (`cuts.POLL_S`), and
-one that has just been killed may be given a request before its death is known.
-"""
-
 MEASURE_S = 10.0
 
 JUDGED_S = 30.0
@@ -76,7 +71,6 @@ def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) ->
     refused as poison (`policies.request.troubles`). So it may die twice with real poison; and two faults that took away
     two engines of a role in its life may both have been its engines'. A fault that began before the request was sent is
     none of these, because who comes to a silent engine is no suspect, unless it is a lack of memory, which kills later.
-    A fault takes effect up to `ORDERED_S` after it began.
     """
     if not cause.endswith("request_kills_engines"):
         return None
@@ -88,7 +82,7 @@ def bystander(cause: str, harms: Iterable[Harm], sent_s: float, now_s: float) ->
         for h in those
         if h.fault.kind.action in TAKING
         and h.at_s <= now_s
-        and (h.ends_s if h.fault.kind.action == "memory" else h.at_s + ORDERED_S) >= sent_s
+        and (h.ends_s if h.fault.kind.action == "memory" else h.at_s) >= sent_s
     )
     return TWO_FAULTS if any(met[role] >= 2 for role in ENGINES) else None
 

@@ -27,8 +27,6 @@ def harm(action: str, part: str, at_s: float, seconds: float = 0.0, hit: str = "
         ([harm("kill", "core", 101.0), harm("stall", "decode", 104.0, 20.0)], "bystander of two faults"),
         # one of each role: no request has died twice in a row with the same task
         ([harm("kill", "decode", 101.0), harm("kill", "prefill", 104.0)], None),
-        # a fault takes effect a moment after its order, and takes what was sent meanwhile with it
-        ([harm("partition", "decode", 99.9, 3.0), harm("kill", "decode", 104.0)], "bystander of two faults"),
         # neither takes an engine away from its requests
         ([harm("slow", "decode", 101.0, 9.0), harm("fail", "decode", 104.0, 9.0)], None),
         ([harm("kill", "router", 101.0), harm("kill", "router", 104.0)], None),
