@@ -299,7 +299,7 @@ class EngineModel:
             if seq.stage is not SequenceStage.QUEUED:
                 heapq.heappop(self._waiting)
                 continue
-            # What was preempted or moved has tokens, which are computed in a slot.
+            # A sequence that was preempted or moved here has tokens, and these are computed in a slot.
             most = self.slots + (self.ahead if seq.remote and not seq.generated else 0)
             if self.n_active >= most or not self._allocate(seq):
                 return

@@ -257,6 +257,8 @@ class Life(Effects):
         """Takes no engine for stalled before `until_s`, and no answer for idle: the driver was held up itself, and may
         have to read first what engines have sent meanwhile. The end of a lease stays.
         """
+        if self.stage is _DONE:
+            return
         if self.stage in (_PREFILLING, _TRANSFERRING, _DECODING):
             self._until_s = max(self._until_s, until_s)
         self._idle_at_s = max(self._idle_at_s, until_s)

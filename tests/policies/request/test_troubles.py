@@ -273,6 +273,15 @@ def test_a_driver_that_was_held_up_itself_takes_nobody_for_stalled() -> None:
     assert now(pooled) is Stage.QUEUED
 
 
+def test_forbearance_wakes_no_request_that_has_ended() -> None:
+    life = at(Stage.DECODING, idle_s=60.0)
+    life.on(Output(1, False), NOW_S)
+    life.on(Cancel(), NOW_S)
+    life.forbear(205.0)
+    assert now(life) is Stage.DONE
+    assert life.wake_at_s == math.inf
+
+
 @pytest.mark.parametrize("way", [WAY, COLOCATED_WAY], ids=["split", "colocated"])
 def test_an_answer_to_which_no_token_is_added_ends(way: dict[Stage, Event]) -> None:
     life = at(Stage.DECODING, way, idle_s=50.0)
