@@ -89,11 +89,14 @@ def variants(quick: bool) -> list[Variant]:
             workload, options = CELLS[cell]
             for scheduler in SCHEDULERS:
                 one = named(workload, scheduler, windows=WINDOWS, **options)
-                made.append(Variant(_name(part, cell, scheduler), {**one.config, "part": part, "cell": cell}))
+                made.append(
+                    Variant(cell_name(part, cell, scheduler), {**one.config, "part": part, "cell": cell})
+                )
     return made
 
 
-def _name(part: str, cell: str, scheduler: str) -> str:
+def cell_name(part: str, cell: str, scheduler: str) -> str:
+    """Returns the name of a variant: a scheduler in a cell of a part."""
     return f"{part}, {cell}, {scheduler}"
 
 
@@ -147,8 +150,8 @@ def _cells(results: Results) -> list[str]:
 
 def _ratio(results: Results, part: str, cell: str, scheduler: str) -> float:
     """Returns the mean TTFT over that of the better of Topo-Only and Full."""
-    rivals = [results.mean(_name(part, cell, rival), TTFT) for rival in (TOPO, FULL)]
-    return results.mean(_name(part, cell, scheduler), TTFT) / min(rivals)
+    rivals = [results.mean(cell_name(part, cell, rival), TTFT) for rival in (TOPO, FULL)]
+    return results.mean(cell_name(part, cell, scheduler), TTFT) / min(rivals)
 
 
 def compare(results: Results) -> list[Row]:
@@ -172,9 +175,9 @@ def compare(results: Results) -> list[Row]:
             rows += _cause(results, cell, scheduler)
     for cell in _cells(results):
         for scheduler in SCHEDULERS[1:]:
-            rows.append(_against(results, cell, scheduler, TOPO))
+            rows.append(against(results, cell, scheduler, TOPO))
         for scheduler in SCHEDULERS:
-            name = _name(REPORT, cell, scheduler)
+            name = cell_name(REPORT, cell, scheduler)
             rows.append(
                 share(results, f"{cell}, {scheduler}: transfers in the pod", name, "tier_share/2", None)
             )
@@ -183,11 +186,11 @@ def compare(results: Results) -> list[Row]:
 
 def _aims(results: Results, cell: str, form: str) -> Sequence[Row]:
     """Returns the rows of the chosen form against Topo-Only, and against the better of Topo-Only and Full."""
-    better = min((TOPO, FULL), key=lambda rival: results.mean(_name(REPORT, cell, rival), TTFT))
+    better = min((TOPO, FULL), key=lambda rival: results.mean(cell_name(REPORT, cell, rival), TTFT))
     made = []
     for rival, what in ((TOPO, "Topo-Only"), (better, "the better of Topo-Only and Full")):
         row, name = (
-            _against(results, cell, LEARNT[form], rival),
+            against(results, cell, LEARNT[form], rival),
             f"{cell}, chosen form vs {what}: mean TTFT",
         )
         made.append(aimed(replace(row, name=name, note=f"{form} vs {rival}"), "at most +1 %", most=MOST))
@@ -196,7 +199,7 @@ def _aims(results: Results, cell: str, form: str) -> Sequence[Row]:
 
 def _cause(results: Results, cell: str, scheduler: str) -> list[Row]:
     """Returns rows with the time of a transfer over its time alone, by the sender's others on the tier."""
-    name, rows = _name(REPORT, cell, scheduler), []
+    name, rows = cell_name(REPORT, cell, scheduler), []
     for tier, where in ((2, "in the pod"), (3, "between pods")):
         for n in range(MOST_N + 1):
             slow, moved = (sum(results.values(name, f"{key}/{tier}/{n}", 0.0)) for key in ("slow", "moved"))
@@ -212,8 +215,9 @@ def _cause(results: Results, cell: str, scheduler: str) -> list[Row]:
     return rows
 
 
-def _against(results: Results, cell: str, scheduler: str, rival: str) -> Row:
-    base, ours = (_name(REPORT, cell, one) for one in (rival, scheduler))
+def against(results: Results, cell: str, scheduler: str, rival: str) -> Row:
+    """Returns what a scheduler has less than a rival in a cell of the report."""
+    base, ours = (cell_name(REPORT, cell, one) for one in (rival, scheduler))
     return reduction(results, f"{cell}, {scheduler} vs {rival}", base, ours, None)
 
 

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import netkv_common as common
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant, aimed
-from benchmarks.experiments.netkv_common import named, reduction, share
+from benchmarks.experiments.netkv_common import named, share
 from benchmarks.experiments.netkv_contention import CELLS as FIRST_CELLS
-from benchmarks.experiments.netkv_contention import CHOOSE, FULL, MOST, REPORT, TOPO, TTFT
+from benchmarks.experiments.netkv_contention import CHOOSE, FULL, MOST, REPORT, TOPO, TTFT, against, cell_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,11 +78,7 @@ def _schedulers(part: str, cell: str) -> tuple[str, ...]:
 def _variant(part: str, cell: str, scheduler: str) -> Variant:
     workload, options = CELLS[cell]
     one = named(workload, scheduler, windows=WINDOWS, **options)
-    return Variant(_name(part, cell, scheduler), {**one.config, "part": part, "cell": cell})
-
-
-def _name(part: str, cell: str, scheduler: str) -> str:
-    return f"{part}, {cell}, {scheduler}"
+    return Variant(cell_name(part, cell, scheduler), {**one.config, "part": part, "cell": cell})
 
 
 def run_one(config: Config, seed: int) -> Metrics:
@@ -110,8 +106,8 @@ def _cells(results: Results) -> list[str]:
 
 def _ratio(results: Results, cell: str, scheduler: str) -> float:
     """Returns the mean TTFT over that of the better of Topo-Only and Full, in the part "choose"."""
-    rivals = [results.mean(_name(CHOOSE, cell, rival), TTFT) for rival in (TOPO, FULL)]
-    return results.mean(_name(CHOOSE, cell, scheduler), TTFT) / min(rivals)
+    rivals = [results.mean(cell_name(CHOOSE, cell, rival), TTFT) for rival in (TOPO, FULL)]
+    return results.mean(cell_name(CHOOSE, cell, scheduler), TTFT) / min(rivals)
 
 
 def compare(results: Results) -> list[Row]:
@@ -123,24 +119,19 @@ def compare(results: Results) -> list[Row]:
         what = f"{one}: worst cell over the better of Topo-Only and Full, part choose"
         rows.append(Row(what, None, 100.0 * (ratio - 1.0), "%"))
     for cell in _cells(results):
-        better = min((TOPO, FULL), key=lambda rival: results.mean(_name(REPORT, cell, rival), TTFT))
+        better = min((TOPO, FULL), key=lambda rival: results.mean(cell_name(REPORT, cell, rival), TTFT))
         for rival, what in ((TOPO, "Topo-Only"), (better, "the better of Topo-Only and Full")):
-            row = _against(results, cell, LEARNT[form], rival)
+            row = against(results, cell, LEARNT[form], rival)
             name, note = f"{cell}, chosen form vs {what}: mean TTFT", f"{form} vs {rival}"
             rows.append(aimed(replace(row, name=name, note=note), "at most +1 %", most=MOST))
     for cell in _cells(results):
         shown = _schedulers(REPORT, cell)
-        rows += [_against(results, cell, scheduler, TOPO) for scheduler in shown[1:]]
+        rows += [against(results, cell, scheduler, TOPO) for scheduler in shown[1:]]
         for scheduler in shown:
-            name = _name(REPORT, cell, scheduler)
+            name = cell_name(REPORT, cell, scheduler)
             what = f"{cell}, {scheduler}: transfers in the pod"
             rows.append(share(results, what, name, "tier_share/2", None))
     return rows
-
-
-def _against(results: Results, cell: str, scheduler: str, rival: str) -> Row:
-    base, ours = (_name(REPORT, cell, one) for one in (rival, scheduler))
-    return reduction(results, f"{cell}, {scheduler} vs {rival}", base, ours, None)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:
