@@ -27,8 +27,8 @@ a break; the fewest that carry it stay. A step changes at most `limits.step` eng
 
 `burst` is the last window's rate where its count exceeds n + k sqrt(n) + (k^2 - 1) / 6 with k = `burst_deviations`,
 Cornish and Fisher's quantile of a Poisson count; n is what the least level after any of the last three windows gives,
-since a burst raises the level. With `burst_part_s`, the part of a window that has passed is looked at in the same way,
-so that a burst need not wait for the end of its window.
+since a burst raises the level. From `burst_part_s` on, the part of a window that has passed is looked at in the same
+way, so that a burst need not wait for the end of its window.
 
 Lateness that is proven (`lateness`, with 1 - `attain` allowed) raises the headroom by `headroom_gain` times the share
 of late requests beyond the allowed one, within `headroom_most`; then the evidence begins anew. While attainment holds,
@@ -203,8 +203,9 @@ class Joint:
     """Time in which the requests that wait now shall have been served besides the demand."""
     burst_deviations: Annotated[float, Number(low=1.0)] = 4.75
     """Deviations above the level beyond which a window is a burst; by chance one window in a million is."""
-    burst_part_s: Annotated[float, Number(above=0.0, unit="s")] | None = None
-    """Time from which the part of a window that has passed may be a burst; None: only whole windows are."""
+    burst_part_s: Annotated[float, Number(above=0.0, unit="s")] | None = 2.0
+    """Time from which the part of a window that has passed may be a burst; None: only whole windows are. Each look at a
+    part is one more chance of one in a million."""
     attain: Annotated[float, Number(above=0.0, high=1.0)] = 0.99
     """Share of the requests that shall meet their objectives."""
     headroom_most: Annotated[float, Number(low=0.0, high=4.0)] = 0.5

@@ -96,9 +96,10 @@ class Fleet:
                 self._observer.arrived("chat", now_s, prompt, 0, expected, self.load.ttft_s, TPOT_S)
                 self._prompts.append((at_s, prompt, output))
             self._serve(now_s + 1.0)
+            # the second's arrivals have come at its end, when their number is compared with the time that has passed
             if report:
-                self._observer.heard(now_s)
-            self._decide(now_s)
+                self._observer.heard(now_s + 1.0)
+            self._decide(now_s + 1.0)
             self.engine_s += len(self.engines)
 
     def _length(self, mean: int) -> int:

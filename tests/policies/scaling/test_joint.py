@@ -398,7 +398,7 @@ def test_few_requests_are_no_burst_and_many_are() -> None:
     assert policy.step(seen(4.0, engines(1, 1), 31), fleet).plan.serving.prefill == 2
 
 
-def test_the_part_of_a_window_that_has_passed_may_be_a_burst_if_it_is_asked_for() -> None:
+def test_the_part_of_a_window_that_has_passed_may_be_a_burst() -> None:
     """At 4/s, 12 in three seconds are the level: up to 12 + 4.75 sqrt(12) + (4.75^2 - 1) / 6 = 32 come by chance. The
     warm engines of a burst of 32/s are ordered by its part, and a part that is too short says nothing.
     """
