@@ -63,7 +63,6 @@ LOST = frozenset(
     {
         "experiments/scaling/scaling_burst.json",
         "experiments/scaling/scaling_diurnal.json",
-        "scaling_live/scaling.json",
     }
 )
 """Committed files of which the commit is in no history any more, relative to `benchmarks/results`: what came into the

@@ -33,6 +33,10 @@ most half of the idle CPU of before, which was 1.8 % of a core; no aim for the c
 stream cut, failed or with another text, and one of them at least still open after the last change; no request of the
 burst lost. An engine that was ordered and gives no text has missed its aim. The exit status is 1 if a request was lost,
 a text differs or such an engine gave none, whatever the times are.
+
+The aim of the burst was written when every request waited for as long as it took. Since then one whose objective cannot
+be met is refused at once (status 429, with the seconds after which to come again). Refused ones have a row of their own
+and no aim; for the attainment they are late.
 """
 
 import argparse

@@ -152,7 +152,15 @@ def _burst(name: str, found: Mapping[str, Any], burst: Mapping[str, Any]) -> Ite
         yield Row(f"burst, {name}: most serving engines after the burst's begin", None, full_s, "s")
     yield Row(f"burst, {name}: most serving engines", None, most)
     yield Row(f"burst, {name}: engine time", None, _engine_s(found["engines"]) / 60.0, "min")
-    yield Row(f"burst, {name}: requests lost", None, _lost([found]), aim="none", met=not _lost([found]))
+    refused = _refused(found)
+    lost = _lost([found]) - refused
+    yield Row(f"burst, {name}: requests refused", None, refused)
+    yield Row(f"burst, {name}: requests lost", None, lost, aim="none", met=not lost)
+
+
+def _refused(found: Mapping[str, Any]) -> int:
+    """Returns how many requests of a burst were told at once to come again, as their objective could not be met."""
+    return sum(number for problem, number in found["lost"].items() if problem.startswith("status 429"))
 
 
 def _engine_s(engines: Sequence[Sequence[float]]) -> float:
@@ -186,17 +194,18 @@ def _silent(found: Mapping[str, Any]) -> int:
 
 def harm(whole: Mapping[str, Any]) -> int:
     """Returns how many requests a result lost, how many texts differ, and how many engines that were ordered gave no
-    text, in one sum.
+    text, in one sum. Requests of a burst that were refused at once are none of them.
     """
     parts = whole["parts"]
     found = list(parts.get("activation", {}).get("rounds", []))
     found += [parts[name] for name in ("warm", "cold", "zero", "streams", "switch", "drain") if name in parts]
-    found += [one for one in parts.get("burst", {}).values() if isinstance(one, dict)]
+    bursts = [one for one in parts.get("burst", {}).values() if isinstance(one, dict)]
+    found += bursts
     differ = sum(int(one.get("other_texts", 0)) + int(one.get("probes_differ", 0)) for one in found)
     beside = sum(
         sum(one.get(key, {}).values()) for one in found for key in ("probes_lost", "undisturbed_lost")
     )
-    return _lost(found) + differ + beside + sum(map(_silent, found))
+    return _lost(found) - sum(map(_refused, bursts)) + differ + beside + sum(map(_silent, found))
 
 
 # ------------------------------------------------------------------------------------------------------- vLLM engines

@@ -365,6 +365,18 @@ def test_every_lost_request_other_text_and_silent_engine_is_harm(change: dict[st
     assert harm(measured(**change)) == 1
 
 
+def test_a_request_of_the_burst_that_was_refused_is_late_and_neither_lost_nor_harm() -> None:
+    burst = measured()["parts"]["burst"]
+    refused = 'status 429: {"error": {"message": "The server is overloaded'
+    burst["joint"]["lost"] = {refused: 3, "status 503: no engine": 1, "cut": 1}
+    found = measured(burst=burst)
+    rows = {row.name: row for row in scaling_rows(found)}
+    assert rows["burst, joint: requests refused"].ours == 3
+    lost = rows["burst, joint: requests lost"]
+    assert lost.ours == 2 and lost.met is False
+    assert harm(found) == 2
+
+
 def test_an_activated_engine_without_a_text_has_missed_the_aim() -> None:
     # 119 of 120 in time: their p99 is within the aim
     rounds = [{"wanted": 4, "first_text_s": [0.1] * 4, "lost": {}}] * 29
