@@ -38,8 +38,14 @@ def test_numbers_for_a_fleet_that_was_not_seen_yet_are_no_fault_of_who_asks(worl
     status, body, changed = answer(fresh, b'{"counts": {"decode": 3}}', None)
     assert (status, changed, fresh.manual) == (503, False, None)
     assert "nothing was changed: try again" in json.loads(body)["message"]
+    # what an earlier autoscaler was ordered last is read in the first round, so no order may come before it
+    for order in (b'{"bounds": {"decode": {"max": 3}}}', b'{"mode": "auto"}'):
+        status, body, changed = answer(fresh, order, None)
+        assert (status, changed, fresh.groups) == (503, False, fresh.configured)
+        assert "try again" in json.loads(body)["message"]
     # numbers that no fleet could have are refused at once
     assert answer(fresh, b'{"counts": {"decode": 9}}', None)[0] == 400
+    assert answer(fresh, b'{"bounds": {"decode": {"max": -1}}}', None)[0] == 400
     assert ask(world, counts={"decode": 3})[0] == 200
 
 
