@@ -267,7 +267,7 @@ class HeldStore(Memory):
 
 
 async def test_no_number_is_set_once_the_router_is_lost(fleet: Cluster) -> None:
-    """It may obey another autoscaler by then, which would take the number for somebody else's."""
+    """The router may obey another autoscaler by then, which would take the number for somebody else's."""
     memory = HeldStore()
     scaler = await autoscaler(fleet, memory)
     await until(lambda: scaler.rounds > 0, "a round")
