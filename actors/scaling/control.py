@@ -520,13 +520,15 @@ class Controller:
         if changed is not None:
             return self._preview_bounds(self.last, self.fleet, changed)
         if counts:
-            return self._manual_decision(self.last.seen, self.fleet, self.checked(counts), self.groups)
+            asked = self.checked(counts)
+            made = self._manual_decision(self.last.seen, self.fleet, asked, self.groups)
+            return made._replace(reasons=(f"{shown(asked.counts)} would serve; nothing is set",))
         if self._plan is None:
             return self.last
         plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
         reasons = self.last.step.reasons if self.last.step is not None else ()
-        made = self._orders(plan, self.last.seen, self.fleet)
-        return self.last._replace(plan=plan, reasons=reasons, orders=made)
+        ordered = self._orders(plan, self.last.seen, self.fleet)
+        return self.last._replace(plan=plan, reasons=reasons, orders=ordered)
 
     def _preview_bounds(self, last: Decision, fleet: Fleet, changed: _Bounded) -> Decision:
         if self.manual is not None:

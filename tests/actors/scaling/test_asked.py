@@ -70,6 +70,7 @@ def test_a_plan_changes_nothing(world: World) -> None:
     assert [order["duty"] for order in plan["engines"]] == ["active"]
     # the pool is refilled: 3 serve and 1 waits
     assert plan["replicas"] == {"decode": 4}
+    assert told["reasons"] == ["prefill=1 decode=3 would serve; nothing is set"]
     assert world.round().orders.engines == ()
 
     # while counts rule, the policy's own plan can be asked for
