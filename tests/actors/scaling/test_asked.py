@@ -82,6 +82,18 @@ def test_a_plan_changes_nothing(world: World) -> None:
     assert world.counts()["decode"] == (3, 1)
 
 
+def test_a_policy_that_has_no_plan_yet_shows_none_also_while_numbers_rule() -> None:
+    world = World(two_groups(), policy="joint")
+    world.round(fitted=False)
+    ask(world, counts={"decode": 3})
+    world.round(fitted=False)
+    _, told, _ = ask(world)
+    assert told["plan"]["serving"]["decode"] == 3
+    _, told, _ = ask(world, plan=True)
+    assert (told["plan"], told["reasons"]) == (None, [])
+    assert told["held"] == "no engine has reported enough work yet to know what one carries"
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
