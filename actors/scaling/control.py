@@ -524,7 +524,8 @@ class Controller:
             made = self._manual_decision(self.last.seen, self.fleet, asked, self.groups)
             return made._replace(reasons=(f"{shown(asked.counts)} would serve; nothing is set",))
         if self._plan is None:
-            return self.last._replace(plan=None, reasons=(), orders=Orders())
+            none = self.last._replace(plan=None, reasons=(), orders=Orders())
+            return self.last if self.manual is None else none
         plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
         reasons = self.last.step.reasons if self.last.step is not None else ()
         ordered = self._orders(plan, self.last.seen, self.fleet)
