@@ -188,7 +188,8 @@ class Autoscaler:
         """
         if self.standby is None or self.standby.phase == "awake":
             return
-        if any(i.state == "ready" and i.duty == "active" and i.role != "prefill" for i in self._engines.infos()):
+        serving = (info for info in self._engines.infos() if info.state == "ready" and info.duty == "active")
+        if any(info.role != "prefill" for info in serving):
             self._stand_by(msgspec.structs.replace(self.standby, phase="awake", reason=""))
 
     def _stand_by(self, told: Standby) -> None:

@@ -383,7 +383,8 @@ class Controller:
         else:
             counts |= {name: self._now_serving(name, fleet) for name in self.groups if name not in changed}
         for name in changed:
-            while _over_budget(counts, self.groups, self.policy) and counts[name] > _by_hand(self.groups[name]):
+            least = _by_hand(self.groups[name])
+            while counts[name] > least and _over_budget(counts, self.groups, self.policy):
                 counts[name] -= 1
         self.manual = Manual(counts, "somebody else")
         return (f"somebody else has set {shown(changed)} replicas: adopted, {shown(counts)} serve",)

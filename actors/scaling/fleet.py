@@ -111,8 +111,8 @@ def group_of(engine: str) -> str:
 
 def start_steps(engine: str, started: Started, fleet: Fleet) -> StartSteps | None:
     """Returns the five steps in which an engine has started; None before it has announced itself, without its replica,
-    and where it announces a time that is none. `reserve` lasts from when Serve made the replica until its process began,
-    by two nodes' clocks.
+    and where it announces a time that is none. `reserve` lasts from when Serve made the replica until its process
+    began, by two nodes' clocks.
     """
     replica = fleet.replica(engine)
     if replica is None or started.announce_s is None or not replica.started_s:

@@ -2,8 +2,8 @@
 
 Each observation (one a second) is a round: Serve's counts are read, the controller decides, orders to engines go to the
 router, and numbers of replicas to Serve. What fails in a round is tried in the next one, since every round begins with
-what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts. What an earlier one
-was ordered and has set until the router left it, the later one reads from the store in its first round.
+what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts. What an
+earlier one was ordered and has set until the router left it, the later one reads from the store in its first round.
 """
 
 import asyncio

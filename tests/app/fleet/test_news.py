@@ -1,6 +1,7 @@
 """The watch on a connected router: what is given up, and what is not."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 
@@ -11,7 +12,7 @@ from app.fleet.news import RouterNews
 class Ticks:
     """The ticks of a watch, which the test makes."""
 
-    made: "list[Ticks]" = []
+    made: "ClassVar[list[Ticks]]" = []
 
     def __init__(self, period_s: float, tick: Callable[[bool], None]) -> None:
         self.period_s, self.tick, self.cancelled = period_s, tick, False

@@ -376,8 +376,8 @@ def one_slot_each(directory: Path) -> list[ScriptedEngine]:
 
 async def retried_in_a_full_queue(made: Rig, dispatcher: Dispatcher, now_s: Callable[[], float]) -> None:
     """Has one of the engines of `one_slot_each` die when the objective of its request has passed and the queue of
-    `dispatcher`, which has one place, is full. The request must be neither late nor refused. `now_s` is the dispatcher's
-    clock.
+    `dispatcher`, which has one place, is full. The request must be neither late nor refused. `now_s` is the
+    dispatcher's clock.
     """
 
     def post(**more: Any) -> asyncio.Task[httpx.Response]:
