@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ray.serve")
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
-"""Hosts of a URL to which a client of this machine may send a key that it has read from a file."""
+"""Hosts by which a machine reaches itself, and at which nobody else reaches it. A client of this machine may send a key
+that it has read from a file to no other host."""
 ADMIN = "admin key"
 _MAX_BYTES = 1024
 

@@ -242,6 +242,10 @@ class AppConfig(Strict):
             )
         for group in self.engines:
             group.check_scaling()
+        if {group.role for group in self.engines} == {"decode"}:
+            raise ValueError(
+                "engines: only decode engines; with scaling.enabled add a group with role prefill or colocated"
+            )
         self.autoscaler.policy()
 
 

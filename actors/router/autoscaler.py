@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from actors.router.engines import Engines
 from actors.router.ingresses import Ingresses
 from actors.router.observing import FleetObserver
@@ -79,7 +81,9 @@ class Autoscaler:
         self._dispatcher, self._engines, self._ingresses = dispatcher, engines, ingresses
         self._stands_by = stands_by
         self.standby: Standby | None = None
-        """The phase of the fleet as an autoscaler said last; it stays when the autoscaler is lost."""
+        """The phase of the fleet as an autoscaler said last. It stays when the autoscaler is lost, until an engine that
+        decodes serves.
+        """
         self._rung = False
         self._channel: Channel | None = None
         self._generation = 0
@@ -177,6 +181,21 @@ class Autoscaler:
             leads = self._leads.leads(Leads())
             self._channel.send(self._observer.observed(len(self._ingresses), self._ingresses.version, leads))
 
+    def look_after_phase(self) -> None:
+        """Calls the fleet awake when an engine that decodes serves; called about once a second while no autoscaler is
+        there to say so, because it was turned off, say. What it said last would have requests wait for a wake that
+        nobody makes.
+        """
+        if self.standby is None or self.standby.phase == "awake":
+            return
+        serving = (info for info in self._engines.infos() if info.state == "ready" and info.duty == "active")
+        if any(info.role != "prefill" for info in serving):
+            self._stand_by(msgspec.structs.replace(self.standby, phase="awake", reason=""))
+
+    def _stand_by(self, told: Standby) -> None:
+        self.standby = told
+        self._stands_by(told)
+
     def ring(self) -> None:
         """Sends an observation at once if a request waits and the fleet sleeps; further requests wait for the next one
         that is due.
@@ -200,8 +219,7 @@ class Autoscaler:
         elif isinstance(message, Standby):
             if message != self.standby:
                 check_standby(message)
-                self.standby = message
-                self._stands_by(message)
+                self._stand_by(message)
         elif isinstance(message, LeadsTold):
             self.gauges = message.figures
         else:

@@ -115,7 +115,7 @@ class FleetObserver:
         )
 
     def ended(self, attempt_id: RequestId, end: RequestEnd) -> None:
-        """Counts a request that has ended with this attempt."""
+        """Counts a request that has ended with this attempt. A time of it that is no number was not measured."""
         outcome, now_s = _OUTCOMES.get(end.outcome), clock_s()
         if outcome is None or now_s < self._from_s:
             return
@@ -123,8 +123,8 @@ class FleetObserver:
             end.request_class,
             now_s,
             outcome,
-            end.ttft_s,
-            end.tpot_s,
+            _finite(end.ttft_s),
+            _finite(end.tpot_s),
             end.output_tokens,
             self._ages.take(attempt_id),
         )
@@ -297,6 +297,10 @@ def _duty(info: EngineInfo) -> Duty | None:
     if info.state in ("ready", "quarantined"):
         return Duty(info.duty)
     return {"starting": Duty.STARTING, "draining": Duty.DRAINING}.get(info.state)
+
+
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
 def _mean(values: list[float]) -> float:

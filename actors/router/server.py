@@ -532,10 +532,13 @@ class RouterServer:
         self._forecasts.maintain(clock_s())
 
     def _look_after_roles(self) -> None:
-        """Reports to the autoscaler, or has idle engines lent by the router's own rule: one decides at a time."""
+        """Reports to the autoscaler. Without one the router has idle engines lent by its own rule, as one decides at a
+        time, and sees by itself that a fleet which slept is awake.
+        """
         if self._autoscaler.connected:
             self._autoscaler.observe()
         else:
+            self._autoscaler.look_after_phase()
             self._roles.look()
 
     def _tick(self) -> None:

@@ -175,6 +175,10 @@ class Controller:
         if memory is not None:
             self._remember(memory)
 
+    def begun_with(self, memory: str | None) -> "Controller":
+        """Returns a new controller of the same application, which begins with this memory."""
+        return Controller(self._make, self.configured, self._version, memory, self._waits.configured_s)
+
     # --------------------------------------------------------------------------------------------------- decisions
 
     def decide(
@@ -334,7 +338,9 @@ class Controller:
     # ------------------------------------------------------------------------------------------- what others have set
 
     def _others(self, fleet: Fleet) -> tuple[str, ...]:
-        """Adopts numbers of replicas that somebody else has set since, and returns what is to be said of them."""
+        """Adopts numbers of replicas that somebody else has set since, as far as bounds and budget allow, and returns
+        what is to be said of them.
+        """
         now = {name: deployed.target for name, deployed in fleet.groups.items()}
         known, self._set = self._set, dict(now)
         deployed_since = self._deployed_s is not None and fleet.deployed_s != self._deployed_s
@@ -376,6 +382,10 @@ class Controller:
             counts = {**self.manual.counts, **{name: counts[name] for name in changed}}
         else:
             counts |= {name: self._now_serving(name, fleet) for name in self.groups if name not in changed}
+        for name in changed:
+            least = _by_hand(self.groups[name])
+            while counts[name] > least and _over_budget(counts, self.groups, self.policy):
+                counts[name] -= 1
         self.manual = Manual(counts, "somebody else")
         return (f"somebody else has set {shown(changed)} replicas: adopted, {shown(counts)} serve",)
 
@@ -430,11 +440,10 @@ class Controller:
                     f"{name} is {number!r}: it must be a whole number {_by_hand(group)}..{group.most}, the bounds"
                     f" {where}{zero}"
                 )
-        if self.fleet is None:
-            raise FleetUnknown("the autoscaler has just started and does not know the fleet yet")
+        fleet = self._known_fleet()
         rest = self.manual.counts if self.manual is not None else {}
         whole_fleet = {
-            name: counts[name] if name in counts else rest.get(name, self._now_serving(name, self.fleet))
+            name: counts[name] if name in counts else rest.get(name, self._now_serving(name, fleet))
             for name in self.groups
         }
         why = _over_budget(whole_fleet, self.groups, self.policy)
@@ -442,20 +451,32 @@ class Controller:
             raise BadScale(why)
         return Manual(whole_fleet)
 
+    def _known_fleet(self) -> Fleet:
+        """Returns the fleet of the last decision. Raises FleetUnknown before the first one."""
+        if self.fleet is None:
+            raise FleetUnknown("the autoscaler has just started and does not know the fleet yet")
+        return self.fleet
+
     def scale(self, counts: Mapping[str, Any]) -> None:
         """Has these numbers of serving replicas rule from the next decision on. Raises what `checked` does."""
         self.manual = self.checked(counts)
-        if self._set is not None and self.fleet is not None:
-            # the order is the last word on these groups, whoever has set their numbers before
-            self._set |= {name: self.fleet.groups[name].target for name in counts}
+        if self._set is not None:
+            for name in counts:
+                # the order is the last word on a group, whoever has set its number before, also since the last look
+                self._set.pop(name, None)
 
     def release(self) -> None:
-        """Has the policy rule from the next decision on."""
+        """Has the policy rule from the next decision on. Raises FleetUnknown before the first one."""
+        self._known_fleet()
         self.manual = None
 
     def bound(self, asked: Mapping[str, Any]) -> None:
-        """Has these bounds (`actors.scaling.bounds`) rule from the next decision on. Raises BadScale."""
-        self.groups, self.policy, self._state, self._plan = self._bounded(asked)
+        """Has these bounds (`actors.scaling.bounds`) rule from the next decision on. Raises BadScale, or FleetUnknown
+        before the first decision.
+        """
+        made = self._bounded(asked)
+        self._known_fleet()
+        self.groups, self.policy, self._state, self._plan = made
 
     def _bounded(self, asked: Mapping[str, Any]) -> _Bounded:
         """Returns what would rule with these bounds. Raises BadScale."""
@@ -500,13 +521,16 @@ class Controller:
         if changed is not None:
             return self._preview_bounds(self.last, self.fleet, changed)
         if counts:
-            return self._manual_decision(self.last.seen, self.fleet, self.checked(counts), self.groups)
+            asked = self.checked(counts)
+            made = self._manual_decision(self.last.seen, self.fleet, asked, self.groups)
+            return made._replace(reasons=(f"{shown(asked.counts)} would serve; nothing is set",))
         if self._plan is None:
-            return self.last
+            none = self.last._replace(plan=None, reasons=(), orders=Orders())
+            return self.last if self.manual is None else none
         plan = replace(self._plan, moves=moves(self.last.seen, self._plan.serving, self._plan.warm))
         reasons = self.last.step.reasons if self.last.step is not None else ()
-        made = self._orders(plan, self.last.seen, self.fleet)
-        return self.last._replace(plan=plan, reasons=reasons, orders=made)
+        ordered = self._orders(plan, self.last.seen, self.fleet)
+        return self.last._replace(plan=plan, reasons=reasons, orders=ordered)
 
     def _preview_bounds(self, last: Decision, fleet: Fleet, changed: _Bounded) -> Decision:
         if self.manual is not None:

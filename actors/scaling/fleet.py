@@ -8,6 +8,7 @@ nodes with equally many replicas it may choose otherwise.
 An engine's id is its group's name and its replica's id (`engine_id`), so an engine is found in Serve's lists.
 """
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -109,16 +110,19 @@ def group_of(engine: str) -> str:
 
 
 def start_steps(engine: str, started: Started, fleet: Fleet) -> StartSteps | None:
-    """Returns the five steps in which an engine has started; None before it has announced itself, or without its
-    replica. `reserve` lasts from when Serve made the replica until its process began, by two nodes' clocks.
+    """Returns the five steps in which an engine has started; None before it has announced itself, without its replica,
+    and where it announces a time that is none. `reserve` lasts from when Serve made the replica until its process
+    began, by two nodes' clocks.
     """
     replica = fleet.replica(engine)
     if replica is None or started.announce_s is None or not replica.started_s:
         return None
     reserve_s = max(0.0, started.began_s - replica.started_s)
-    return StartSteps(
-        reserve_s, started.process_s, started.weights_s, started.post_load_s, started.announce_s
-    )
+    steps_s = (reserve_s, started.process_s, started.weights_s, started.post_load_s, started.announce_s)
+    if not all(math.isfinite(step_s) and step_s >= 0.0 for step_s in steps_s):
+        # one engine's nonsense must not end the rounds of all
+        return None
+    return StartSteps(*steps_s)
 
 
 def figures(

@@ -2,7 +2,8 @@
 
 Each observation (one a second) is a round: Serve's counts are read, the controller decides, orders to engines go to the
 router, and numbers of replicas to Serve. What fails in a round is tried in the next one, since every round begins with
-what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts.
+what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts. What an
+earlier one was ordered and has set until the router left it, the later one reads from the store in its first round.
 """
 
 import asyncio
@@ -102,6 +103,8 @@ class Autoscaler:
         self._saved_s = 0.0
         self._unsaved: list[tuple[Channel, ScaleAnswered]] = []
         """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
+        self._caught_up = False
+        """Whether the store has been read since the router obeys this autoscaler."""
         self._told: object = None
         self._overdue: dict[str, tuple[str, str]] = {}
         """The words of the last warning of each overdue group, and the first sentence of Serve's words."""
@@ -185,13 +188,23 @@ class Autoscaler:
                 # Ray's client raises errors of many kinds
                 log.warning("the autoscaler could not act (%r); it goes on at the next observation", error)
 
+    def _observed(self) -> FleetObserved | None:
+        """Returns the last observation; None if it is too old to act on, or the router has been lost since."""
+        if self._latest is None or time.monotonic() - self._latest[1] > STALE_S:
+            return None
+        return self._latest[0]
+
     async def _round(self) -> None:
         if self._unsaved:
             await self._save()
         fleet = await self._counts.read()
-        if self._latest is None or time.monotonic() - self._latest[1] > STALE_S:
+        if not self._caught_up:
+            # after the look at Serve: whatever number an earlier autoscaler has set, it had saved before
+            self.controller = self.controller.begun_with(await self._store.load())
+            self._caught_up = True
+        observed = self._observed()
+        if observed is None:
             return
-        observed, _ = self._latest
         try:
             seen = observation_of(observed)
         except (CodecError, UnicodeDecodeError, ValueError) as error:
@@ -201,7 +214,9 @@ class Autoscaler:
         in_order = sorted(observed.starts.items(), key=lambda told: told[1].began_s)
         found = ((engine, start_steps(engine, one, fleet)) for engine, one in in_order)
         starts = {engine: steps for engine, steps in found if steps is not None}
+        ruled = self.controller.manual
         made = self.controller.decide(seen, fleet, observed.abilities, starts)
+        others_rule = self.controller.manual is not ruled
         known = figures(made.seen, fleet, made.plan, self.controller.groups, self.controller.overdue)
         self._tell_figures(made.seen, known)
         self._tell_overdue(fleet)
@@ -214,18 +229,21 @@ class Autoscaler:
             duty: WireDuty = "warm" if order.duty is Duty.WARM else "active"
             self._link.send(Assign(order.engine, order.role.value, duty))
         await self._set(dict(made.orders.targets))
-        if time.monotonic() - self._saved_s > SAVE_S:
+        if others_rule or time.monotonic() - self._saved_s > SAVE_S:
             await self._save()
         self.rounds += 1
 
     async def _set(self, targets: dict[str, int]) -> None:
         """Sets numbers of replicas. They are saved before, so that a controller that goes on after this process has
-        died does not take them for somebody else's.
+        died does not take them for somebody else's. Nothing is set if the router has been lost meanwhile: it may obey
+        another autoscaler by now.
         """
         if not targets:
             return
         self.controller.trying(targets)
         await self._save()
+        if self._observed() is None:
+            return
         await self._counts.set(targets)
         self.controller.done(targets)
 

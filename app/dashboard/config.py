@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.admin_key import LOOPBACK_HOSTS
 from app.api.extensions import ClassSlo
+from app.endpoints import url_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,9 @@ class Settings:
     @property
     def url(self) -> str:
         """The server's URL for a process of the same machine."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"{'https' if self.secure else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url_here(self.host, self.port, self.secure)
 
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in ("127.0.0.1", "::1", "localhost")
+        return self.host in LOOPBACK_HOSTS

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import orjson
 
-from actors.loop_timeout import LoopTicks, Silence
 from actors.telemetry import logs
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
@@ -27,6 +26,7 @@ from actors.wire.messages import (
 from actors.wire.sockets import listen, remove_sockets
 from app.dashboard.feed import Feed
 from app.fleet.calls import AdminCalls
+from app.fleet.news import RouterNews
 
 log = logging.getLogger("ray.serve.dashboard")
 
@@ -35,9 +35,6 @@ PLAN_S = 3.0
 """Seconds between two questions to the autoscaler about its plan."""
 POLICIES_S = 1.0
 """Seconds between two questions to the router about its policies, while it tells of the fleet."""
-ROUTER_TICK_S = 0.5
-ROUTER_SILENT_TICKS = 6
-"""Ticks without figures after which the router is lost, as for an ingress."""
 
 
 class Observer:
@@ -59,8 +56,7 @@ class Observer:
         self._ingresses: dict[Channel, str] = {}
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._silence = Silence(ROUTER_SILENT_TICKS)
-        self._router_ticks: LoopTicks | None = None
+        self._news = RouterNews(self._router.lose)
         self._policies_due = False
 
     async def start(self, addresses: list[str]) -> None:
@@ -82,8 +78,7 @@ class Observer:
         for task in self._tasks:
             task.cancel()
         self._tasks = []
-        if self._router_ticks is not None:
-            self._router_ticks.cancel()
+        self._news.end()
         await self._router.stop()
         for server in self._servers:
             server.close()
@@ -154,23 +149,17 @@ class Observer:
     def _router_up(self, channel: Channel) -> None:
         channel.send(Observing(self.addresses))
         self.feed.router_up(self.now_s())
-        self._silence = Silence(ROUTER_SILENT_TICKS)
-        self._router_ticks = LoopTicks(ROUTER_TICK_S, self._router_tick)
+        self._news.begin()
 
     def _router_down(self, reason: str) -> None:
-        if self._router_ticks is not None:
-            self._router_ticks.cancel()
+        self._news.end()
         self._calls.lost()
         self.feed.router_down(self.now_s(), reason)
-
-    def _router_tick(self, lived: bool) -> None:
-        if self._silence.tick(lived):
-            self._router.lose(f"router sent no status for {ROUTER_SILENT_TICKS * ROUTER_TICK_S:g} s")
 
     def _from_router(self, _: Channel, message: Message) -> None:
         match message:
             case FleetStatus():
-                self._silence.heard = True
+                self._news.heard()
                 self.feed.status_is(message, self.now_s())
             case Fleet():
                 self.feed.fleet_is(message)

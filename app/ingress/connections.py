@@ -22,7 +22,6 @@ from functools import partial
 import orjson
 from msgspec.structs import replace
 
-from actors.loop_timeout import LoopTicks, Silence
 from actors.router.workers import check_fleet, standby_of
 from actors.telemetry import logs
 from actors.telemetry.times import Stamps
@@ -55,6 +54,7 @@ from actors.wire.messages import (
     Unknown,
 )
 from app.fleet.calls import AdminCalls
+from app.fleet.news import RouterNews
 from app.ingress.alarms import Alarms
 from app.ingress.config import IngressConfig
 from app.ingress.fallback import LocalRouter, Reachable
@@ -72,11 +72,6 @@ log = logging.getLogger(__name__)
 
 READY_LOOK_S = 0.05
 """Seconds between two looks whether requests can be served, for those who wait for it."""
-
-ROUTER_TICK_S = 0.5
-ROUTER_SILENT_TICKS = 6
-"""Ticks without a FleetStatus after which the router is lost. It sends one each second (`actors.router.server`), so two
-may be late; every new request waits for as long."""
 
 _UNFIT = {"stalled": troubles.STALLED, "quarantined": troubles.QUARANTINED, "down": "engine_dead"}
 """The states of an engine in which requests leave it, and the codes under which they do."""
@@ -188,8 +183,7 @@ class IngressConnections:
             partial(self._ended, "router"),
         )
         self.observers = Observers(me, self._clock, self._observed)
-        self._router_silence = Silence(ROUTER_SILENT_TICKS)
-        self._router_ticks: LoopTicks | None = None
+        self._router_news = RouterNews(self._router.lose)
         self._admin_calls = AdminCalls(self._router.send)
         self.ask_router = self._admin_calls.call
         self._router_connected = False
@@ -224,9 +218,9 @@ class IngressConnections:
         self._all(ev.Cancel())
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for timer in (self._progress_timer, self._router_ticks):
-            if timer is not None:
-                timer.cancel()
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+        self._router_news.end()
         await self._router.stop()
         await self._engines.stop()
         await self.observers.stop()
@@ -510,7 +504,8 @@ class IngressConnections:
             case Unknown():
                 self._happens(message.attempt_id, ev.Unknown())
             case FleetStatus():
-                self.fleet_status, self._router_silence.heard = message, True
+                self.fleet_status = message
+                self._router_news.heard()
             case AdminAnswer():
                 self._admin_calls.answer(message)
             case Fleet():
@@ -560,13 +555,11 @@ class IngressConnections:
 
     def _router_up(self, _: Channel) -> None:
         self._router_connected, self._handover_s = True, None
-        self._router_silence = Silence(ROUTER_SILENT_TICKS)
-        self._router_ticks = LoopTicks(ROUTER_TICK_S, self._router_tick)
+        self._router_news.begin()
 
     def _router_down(self, reason: str) -> None:
         self._router_connected, self._handover_s = False, None
-        if self._router_ticks is not None:
-            self._router_ticks.cancel()
+        self._router_news.end()
         self._admin_calls.lost()
         self._admitted.clear()
         if self._stopping:
@@ -574,11 +567,6 @@ class IngressConnections:
         log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.live))
         if not self._local.is_open:
             self._decide_here()
-
-    def _router_tick(self, lived: bool) -> None:
-        """Gives up a router that sends no status: it is stopped, or hangs, or is cut off."""
-        if self._router_silence.tick(lived):
-            self._router.lose(f"router sent no status for {ROUTER_SILENT_TICKS * ROUTER_TICK_S:g} s")
 
     def _ended(self, kind: str, channel: Channel) -> None:
         """Counts the end of a connection that had a fault."""

@@ -57,7 +57,7 @@ SIM = (
     Kind("poison", "decode"),
     Kind("poison", "prefill"),
 )
-"""The faults of an application on sim engines, a round of 38. ASSUMPTION: numbers by how often such things are seen,
+"""The faults of an application on sim engines, 36 of a round. ASSUMPTION: numbers by how often such things are seen,
 kills and stops of engines first.
 """
 
@@ -79,14 +79,19 @@ FLOW = (
     _stop("agent", 3),
     Kind("kill", "coordinator"),
     _stop("coordinator"),
+)
+"""The faults of flow scheduling, beside the others, where reads of KV are scheduled. Both agents may be away at once:
+reads go on without permits then. Without the coordinator each orders alone. Kills of engines, which meet reads and
+chunks on their way, are among the other faults.
+"""
+
+READS = (
     Kind("cut", "decode", 2, 5.0, 5.0),
     Kind("expire", "prefill", 2, 5.0, 5.0),
     Kind("swap", "prefill", 2, 5.0, 5.0),
 )
-"""The faults of flow scheduling, beside the others, where reads of KV are scheduled. Both agents may be away at once:
-reads go on without permits then. Without the coordinator each orders alone. A decode engine's links are cut for 5 s; a
-prefill engine's leases end at once, or its handles name the KV of other prompts. Kills of engines, which meet reads and
-chunks on their way, are among the other faults.
+"""The faults of reads of KV between sim engines, beside the others, whether or not reads are scheduled. A decode
+engine's links are cut for 5 s; a prefill engine's leases end at once, or its handles name the KV of other prompts.
 """
 
 LENDING = (

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
 from benchmarks.chaos.scaling import DUTIES, GROUPS, LEAST, POLICY
-from benchmarks.chaos.schedule import BARE, FLOW, GCS, LENDING, SCALING, SIM, VLLM, Kind, role_of
+from benchmarks.chaos.schedule import BARE, FLOW, GCS, LENDING, READS, SCALING, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -173,7 +173,8 @@ def sim_setup(
     if gcs:
         parts |= {"gcs": 1}
     there = {*parts, *(DUTIES if scaling else ())}
-    kinds = [k for k in (*SIM, *(BARE if bare else ()), *FLOW, GCS, *SCALING) if role_of(k.part) in there]
+    all_kinds = (*SIM, *(BARE if bare else ()), *FLOW, *READS, GCS, *SCALING)
+    kinds = [kind for kind in all_kinds if role_of(kind.part) in there]
     if lend:
         kinds += LENDING
     by = "benchmarks.chaos.bare" if bare else "benchmarks.chaos.redis_ray" if gcs else OWN
@@ -219,5 +220,5 @@ def vllm_setup(clients: int = 3, every_s: float = 5.0, ingresses: int = 2, flow:
     }
     if flow:
         parts["agent"] = 1
-    kinds = [*VLLM, *(kind for kind in FLOW if flow and kind.part == "agent")]
+    kinds = [*VLLM, *(kind for kind in FLOW if kind.part in parts)]
     return Setup("vllm", parts, kinds, clients, 0.1, every_s, 400.0, args, survey_s=1.0)

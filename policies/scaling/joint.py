@@ -260,12 +260,16 @@ class Joint:
 
     def _filled(self, seen: Observation, state: JointState) -> JointState:
         """Returns the state with the number of decode engines that the running streams fill, a mean over `_FULL_S`.
+        Raises BadParameter for a report that is no number.
 
         An output's length is known only when it ends, but it holds a slot and KV at once.
         """
         slots, now_s = seen.capability.slots, seen.now_s
         decoders = (e for e in seen.engines if e.role is Role.DECODE and e.running)
         full = sum(max(e.running / slots, e.kv_usage) for e in decoders) / self.margins.kv_share
+        if not math.isfinite(full):
+            # a mean would never be a number again
+            raise BadParameter(f"policy joint: decode engines that are {full} full: drop this report")
         if state.looked_s is not None:
             share = 1.0 - math.exp(-max(0.0, now_s - state.looked_s) / _FULL_S)
             full = state.full + share * (full - state.full)

@@ -103,11 +103,17 @@ def test_wrong_scaling_is_refused_with_key_and_allowed_values(
         parse(args(scaling, **decode))
 
 
-def test_no_replica_at_deploy_and_two_deciders_are_refused() -> None:
+def test_no_replica_at_deploy_one_role_alone_and_two_deciders_are_refused() -> None:
     none = args()
     none["engines"][0]["replicas"] = 0
     with pytest.raises(ConfigError, match=r"engines\.p\.replicas is 0: .*begin with 1"):
         parse(none)
+    one_role = args()
+    del one_role["engines"][0]
+    with pytest.raises(
+        ConfigError, match=r"engines: only decode engines; .* add a group with role prefill or colocated"
+    ):
+        parse(one_role)
     two = args() | {"router": {"role_switch": {"switch_s": 3}}}
     with pytest.raises(ConfigError, match=r"router\.role_switch\.switch_s: .*scaling policy alone"):
         parse(two)

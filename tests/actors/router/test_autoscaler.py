@@ -212,6 +212,32 @@ async def test_a_later_one_replaces_an_earlier_one_which_is_refused_from_then_on
     assert (await d.get(wire.SetRole)).duty == "active"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_fleet_whose_autoscaler_is_gone_is_awake_when_an_engine_that_decodes_serves(
+    router: RouterServer, there: bool
+) -> None:
+    """The autoscaler was turned off, say, and a deploy has started the configured engines."""
+    i = await peer(router, "ingress", "i")
+    a = await autoscaler(router)
+    a.channel.send(wire.Standby("asleep", ("prefill", "decode"), 30.0))
+    await i.get(wire.Fleet, lambda m: m.standby is not None)  # type: ignore[attr-defined]
+    if not there:
+        a.channel.close("turned off")
+        await until(lambda: not router._autoscaler.connected)
+    await engine(router, "p", "prefill")
+    await until(lambda: len(router.engines.infos()) == 1)
+    router._look_after_roles()
+    # an engine that only computes prompts answers nobody
+    assert router._autoscaler.standby is not None and router._autoscaler.standby.phase == "asleep"
+    await engine(router, "d", "decode")
+    await until(lambda: len(router.engines.infos()) == 2)
+    router._look_after_roles()
+    assert router._autoscaler.standby.phase == ("asleep" if there else "awake")
+    if not there:
+        told = await i.get(wire.Fleet, lambda m: m.standby.phase == "awake")  # type: ignore[attr-defined]
+        assert told.standby.wake_limit_s == 30.0  # type: ignore[attr-defined]
+
+
 async def test_the_generation_of_an_autoscaler_is_none_of_a_router(router: RouterServer) -> None:
     await autoscaler(router, 99)
     i = await peer(router, "ingress", "i")

@@ -116,6 +116,17 @@ def test_windows_count_requests_by_class_as_their_clients_saw_them(watched: Watc
     assert (by_name["batch"].failed, by_name["batch"].missed) == (1, 1)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_time_of_a_request_that_is_no_number_was_not_measured(watched: Watched, wrong: float) -> None:
+    for n, ttft_s in enumerate((0.4, wrong, 0.2)):
+        watched.arrive(f"r{n}", SLO)
+        watched.observer.ended(f"r{n}", RequestEnd("finished", "interactive", ttft_s, wrong, 30))
+    seen = watched.window()
+    assert seen.windows is not None
+    (window,) = seen.windows
+    assert (window.met, window.missed, window.ttft_p90_s, window.tpot_p90_s) == (3, 0, 0.4, None)
+
+
 def test_no_ingress_is_no_report_and_no_requests_are_a_report(watched: Watched) -> None:
     watched.arrive("r", SLO)
     assert watched.window().windows is not None

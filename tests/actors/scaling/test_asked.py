@@ -38,8 +38,14 @@ def test_numbers_for_a_fleet_that_was_not_seen_yet_are_no_fault_of_who_asks(worl
     status, body, changed = answer(fresh, b'{"counts": {"decode": 3}}', None)
     assert (status, changed, fresh.manual) == (503, False, None)
     assert "nothing was changed: try again" in json.loads(body)["message"]
+    # what an earlier autoscaler was ordered last is read in the first round, so no order may come before it
+    for order in (b'{"bounds": {"decode": {"max": 3}}}', b'{"mode": "auto"}'):
+        status, body, changed = answer(fresh, order, None)
+        assert (status, changed, fresh.groups) == (503, False, fresh.configured)
+        assert "try again" in json.loads(body)["message"]
     # numbers that no fleet could have are refused at once
     assert answer(fresh, b'{"counts": {"decode": 9}}', None)[0] == 400
+    assert answer(fresh, b'{"bounds": {"decode": {"max": -1}}}', None)[0] == 400
     assert ask(world, counts={"decode": 3})[0] == 200
 
 
@@ -64,6 +70,7 @@ def test_a_plan_changes_nothing(world: World) -> None:
     assert [order["duty"] for order in plan["engines"]] == ["active"]
     # the pool is refilled: 3 serve and 1 waits
     assert plan["replicas"] == {"decode": 4}
+    assert told["reasons"] == ["prefill=1 decode=3 would serve; nothing is set"]
     assert world.round().orders.engines == ()
 
     # while counts rule, the policy's own plan can be asked for
@@ -73,6 +80,18 @@ def test_a_plan_changes_nothing(world: World) -> None:
     assert told["plan"]["serving"]["decode"] == 2
     assert told["mode"] == "manual"
     assert world.counts()["decode"] == (3, 1)
+
+
+def test_a_policy_that_has_no_plan_yet_shows_none_also_while_numbers_rule() -> None:
+    world = World(two_groups(), policy="joint")
+    world.round(fitted=False)
+    ask(world, counts={"decode": 3})
+    world.round(fitted=False)
+    _, told, _ = ask(world)
+    assert told["plan"]["serving"]["decode"] == 3
+    _, told, _ = ask(world, plan=True)
+    assert (told["plan"], told["reasons"]) == (None, [])
+    assert told["held"] == "no engine has reported enough work yet to know what one carries"
 
 
 @pytest.mark.parametrize(

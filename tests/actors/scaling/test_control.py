@@ -203,6 +203,43 @@ def test_a_count_that_somebody_else_sets_is_adopted_and_said() -> None:
     assert world.counts() == {"prefill": (1, 0), "decode": (2, 0)}
 
 
+def test_a_count_that_somebody_else_sets_is_adopted_as_far_as_the_budget_allows() -> None:
+    world = World(two_groups(), budget=5)
+    world.settle()
+    world.controller.scale({"prefill": 2})
+    world.settle()
+    world.targets["decode"] = 4
+    made = world.round()
+    assert made.orders.notes[0] == (
+        "somebody else has set decode=4 replicas: adopted, prefill=2 decode=3 serve"
+    )
+    world.settle()
+    assert world.counts() == {"prefill": (2, 0), "decode": (3, 0)}
+    # so a later autoscaler goes on with it
+    world.controller = world.new_controller(world.controller.memory())
+    world.settle()
+    assert world.counts() == {"prefill": (2, 0), "decode": (3, 0)}
+    assert world.controller.manual is not None
+    assert world.controller.manual.by == "somebody else"
+
+
+def test_an_administrators_order_is_the_last_word_over_a_number_that_was_set_a_moment_before() -> None:
+    world = World(two_groups())
+    world.settle()
+    # set after the autoscaler has looked, and before the order
+    world.targets["decode"] = 4
+    world.controller.scale({"decode": 3})
+    world.settle()
+    assert world.counts()["decode"] == (3, 0)
+    assert world.controller.manual is not None
+    assert world.controller.manual.by == "an administrator"
+    # a number that is set later is adopted as ever
+    world.targets["decode"] = 2
+    world.settle()
+    assert world.controller.manual.by == "somebody else"
+    assert world.counts()["decode"] == (2, 0)
+
+
 def test_a_deploy_sets_the_files_counts_and_what_is_wanted_is_set_again() -> None:
     world = World(two_groups())
     world.settle()

@@ -121,6 +121,10 @@ def test_the_reserve_of_a_start_lasts_from_serves_making_until_the_process_began
     assert start_steps("d-c", msgspec.structs.replace(started, announce_s=None), fleet) is None
     assert start_steps("d-e", started, fleet) is None
     assert start_steps("d-x", started, fleet) is None
+    # one engine's nonsense is no start, and ends nobody's round
+    for wrong in (float("nan"), float("inf"), -1.0):
+        assert start_steps("d-c", msgspec.structs.replace(started, weights_s=wrong), fleet) is None
+    assert start_steps("d-c", msgspec.structs.replace(started, began_s=float("inf")), fleet) is None
 
 
 def test_figures_count_warm_engines_and_the_longest_start() -> None:

@@ -79,6 +79,7 @@ async def autoscaler(
     generation: int = 1,
     journal: Path | None = None,
     start_limit_s: float | None = None,
+    starts: bool = True,
 ) -> Autoscaler:
     async def find() -> tuple[str, ...]:
         return cluster.router.addresses
@@ -89,7 +90,8 @@ async def autoscaler(
     me = Identity("autoscaler", f"a{generation}", None, generation)
     written = None if journal is None else ScalingJournal(ScalingJournalConfig(str(journal)), "test")
     made = Autoscaler(me, find, controller, memory, memory, written)
-    made.start()
+    if starts:
+        made.start()
     return made
 
 
@@ -229,6 +231,69 @@ async def test_a_later_autoscaler_goes_on_and_the_earlier_one_does_nothing(fleet
     assert (status, told["mode"], told["by"]) == (200, "manual", "an administrator")
     await first.stop()
     await second.stop()
+
+
+async def test_what_the_earlier_autoscaler_does_until_the_later_one_is_connected_is_not_lost(
+    fleet: Cluster,
+) -> None:
+    """The later one has read the memory, and the earlier one is still obeyed: it takes an order and sets a number."""
+    memory = Memory()
+    first = await autoscaler(fleet, memory)
+    await until(lambda: first.rounds > 0 and memory.saved is not None, "a round that is saved")
+    second = await autoscaler(fleet, memory, 2, starts=False)
+    assert (await ask(fleet, counts={"d": 2}))[0] == 200
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    second.start()
+    await until(lambda: second.rounds > 1, "rounds of the second")
+    status, told = await ask(fleet)
+    assert (status, told["mode"], told["by"]) == (200, "manual", "an administrator")
+    assert [group["wanted"] for group in told["groups"]] == [1, 2]
+    await first.stop()
+    await second.stop()
+
+
+class HeldStore(Memory):
+    """A store in which a note of numbers that are about to be set takes until `go` is set; `held` while one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.held = asyncio.Event(), False
+
+    async def save(self, memory: str) -> None:
+        if json.loads(memory)["tried"]:
+            self.held = True
+            await self.go.wait()
+        await super().save(memory)
+
+
+async def test_no_number_is_set_once_the_router_is_lost(fleet: Cluster) -> None:
+    """The router may obey another autoscaler by then, which would take the number for somebody else's."""
+    memory = HeldStore()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0, "a round")
+    assert (await ask(fleet, counts={"d": 2}))[0] == 200
+    await until(lambda: memory.held, "a number is about to be set")
+    rounds = scaler.rounds
+    await fleet.router.stop()
+    await until(lambda: scaler._observed() is None, "the loss of the router")
+    memory.go.set()
+    await until(lambda: scaler.rounds > rounds, "the end of the round")
+    assert not any(order.startswith("set") for order in memory.order)
+    await scaler.stop()
+
+
+async def test_a_number_of_somebody_else_is_saved_when_it_is_adopted(fleet: Cluster) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0 and memory.saved is not None, "a round that is saved")
+    group = dataclasses.replace(memory.fleet.groups["d"], target=3)
+    memory.fleet = dataclasses.replace(memory.fleet, groups={**memory.fleet.groups, "d": group})
+    await until(lambda: scaler.controller.manual is not None, "it is adopted")
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds, "the end of the round")
+    assert memory.saved is not None
+    assert json.loads(memory.saved)["manual"] == {"counts": {"p": 1, "d": 2}, "by": "somebody else"}
+    await scaler.stop()
 
 
 async def test_without_serve_or_a_router_nothing_is_done_and_then_it_goes_on(fleet: Cluster) -> None:

@@ -357,3 +357,51 @@ def pair(directory: Path, **more: Any) -> list[ScriptedEngine]:
         ScriptedEngine("p", "prefill", directory, **more),
         ScriptedEngine("d", "decode", directory, **more),
     ]
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    """Returns the status and the code of a refusal, which names a wait of a second to a minute and a quarter."""
+    assert 1 <= int(answer.headers["retry-after"]) <= 75
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def one_slot_each(directory: Path) -> list[ScriptedEngine]:
+    """Two prefill engines of one slot, of which the test decides when they end a prompt, and a decode engine."""
+    return [
+        ScriptedEngine("p", "prefill", directory, auto=False, slots=1),
+        ScriptedEngine("q", "prefill", directory, auto=False, slots=1),
+        ScriptedEngine("d", "decode", directory),
+    ]
+
+
+async def retried_in_a_full_queue(made: Rig, dispatcher: Dispatcher, now_s: Callable[[], float]) -> None:
+    """Has one of the engines of `one_slot_each` die when the objective of its request has passed and the queue of
+    `dispatcher`, which has one place, is full. The request must be neither late nor refused. `now_s` is the
+    dispatcher's clock.
+    """
+
+    def post(**more: Any) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat(**more)))
+
+    p, q = made.engines["p"], made.engines["q"]
+    hurried = post(slo={"ttft_ms": 1000})
+    await until(lambda: p.of(wire.Prefill) or q.of(wire.Prefill), "a prompt to compute")
+    dies, lives = (p, q) if p.of(wire.Prefill) else (q, p)
+    other = post()
+    await until(lambda: lives.of(wire.Prefill), "a second prompt to compute")
+    queued = post()
+    await until(lambda: dispatcher.queue_size == 1, "a request in the queue")
+    # the objective passes while the prompt is computed, where nothing is shed
+    (prefill,) = dies.of(wire.Prefill)
+    request = dispatcher.state.request(prefill.attempt_id)
+    assert request is not None
+    await until(lambda: now_s() > request.ttft_from_s + 1.0, "the objective to pass")
+    dies.kill()
+    dies.live.clear()
+    # the retry needs the only place in the queue
+    assert refusal(await queued) == (429, "queue_full")
+    lives.auto = True
+    (prefill,) = lives.of(wire.Prefill)
+    lives.finish_prefill(prefill.attempt_id)
+    assert [(await one).status_code for one in (other, hurried)] == [200, 200]
+    assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1

@@ -11,7 +11,17 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from policies.admission.registry import DEFAULT
 from policies.state import events as ev
-from tests.app.ingress.rig import ADMIN_KEY, MODEL, Rig, ScriptedEngine, rig, until
+from tests.app.ingress.rig import (
+    ADMIN_KEY,
+    MODEL,
+    Rig,
+    ScriptedEngine,
+    one_slot_each,
+    refusal,
+    retried_in_a_full_queue,
+    rig,
+    until,
+)
 from tests.app.ingress.test_with_sim import Sim
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(ADMIN_KEY,))
@@ -26,12 +36,6 @@ def pair(directory: Path, prefill_slots: int = 64) -> list[ScriptedEngine]:
 
 async def post(made: Rig, **more: object) -> httpx.Response:
     return await made.client.post("/v1/chat/completions", json=made.chat(**more))
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Returns the status and the code of a refusal, which names a wait of a second to a minute and a quarter."""
-    assert 1 <= int(answer.headers["retry-after"]) <= 75
-    return answer.status_code, answer.json()["error"]["code"]
 
 
 def choose(made: Rig) -> None:
@@ -91,34 +95,9 @@ async def test_what_becomes_late_in_the_queue_is_shed(tmp_path: Path) -> None:
 async def test_a_request_whose_engine_dies_is_neither_late_nor_refused_by_a_full_queue(
     tmp_path: Path,
 ) -> None:
-    engines = [
-        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
-        ScriptedEngine("q", "prefill", tmp_path, auto=False, slots=1),
-        ScriptedEngine("d", "decode", tmp_path),
-    ]
-    async with rig(tmp_path, engines, CONFIG, max_queue=1) as made:
+    async with rig(tmp_path, one_slot_each(tmp_path), CONFIG, max_queue=1) as made:
         choose(made)
-        hurried = asyncio.create_task(post(made, slo={"ttft_ms": 1000}))
-        await until(lambda: engines[0].of(wire.Prefill) or engines[1].of(wire.Prefill), "a prompt to compute")
-        dies, lives = engines[:2] if engines[0].of(wire.Prefill) else (engines[1], engines[0])
-        other = asyncio.create_task(post(made))
-        await until(lambda: lives.of(wire.Prefill), "a second prompt to compute")
-        queued = asyncio.create_task(post(made))
-        await until(lambda: made.router.dispatcher.queue_size == 1, "a request in the queue")
-        # the objective passes while the prompt is computed, where nothing is shed
-        (prefill,) = dies.of(wire.Prefill)
-        request = made.router.dispatcher.state.request(prefill.attempt_id)
-        assert request is not None
-        await until(lambda: clock_s() > request.ttft_from_s + 1.0, "the objective to pass")
-        dies.kill()
-        dies.live.clear()
-        # the retry needs the only place in the queue
-        assert refusal(await queued) == (429, "queue_full")
-        lives.auto = True
-        (prefill,) = lives.of(wire.Prefill)
-        lives.finish_prefill(prefill.attempt_id)
-        assert [(await one).status_code for one in (other, hurried)] == [200, 200]
-        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1
+        await retried_in_a_full_queue(made, made.router.dispatcher, clock_s)
         await made.idle()
 
 

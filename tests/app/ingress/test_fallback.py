@@ -19,6 +19,7 @@ from actors.router.server import RouterServer
 from actors.wire import channel as channels
 from actors.wire import messages as wire
 from actors.wire.sockets import connect, listen
+from app.fleet import news
 from app.ingress import connections, fallback
 from app.ingress.config import IngressConfig
 from app.ingress.fallback import LocalRouter
@@ -31,7 +32,10 @@ from tests.app.ingress.rig import (
     Rig,
     ScriptedEngine,
     make_router,
+    one_slot_each,
     pair,
+    refusal,
+    retried_in_a_full_queue,
     rig,
     until,
     users_served,
@@ -233,12 +237,6 @@ async def test_the_queue_is_bounded_in_tokens(tmp_path: Path) -> None:
         await until(lambda: not made.connections.live)
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    """Returns the status and the code of a refusal, which says when to come back."""
-    assert int(answer.headers["retry-after"]) >= 1
-    return answer.status_code, answer.json()["error"]["code"]
-
-
 async def test_what_its_own_rates_cannot_meet_is_refused_at_its_arrival(tmp_path: Path) -> None:
     engines = [ScriptedEngine("p", "prefill", tmp_path), ScriptedEngine("d", "decode", tmp_path, step_s=0.02)]
     async with alone(tmp_path, engines) as made:
@@ -285,30 +283,10 @@ async def test_what_becomes_late_in_the_queue_is_shed_unless_all_are_taken(
 
 
 async def test_a_retry_is_neither_late_nor_refused_by_a_full_queue(tmp_path: Path) -> None:
-    engines = [
-        ScriptedEngine("p", "prefill", tmp_path, auto=False, slots=1),
-        ScriptedEngine("q", "prefill", tmp_path, auto=False, slots=1),
-        ScriptedEngine("d", "decode", tmp_path),
-    ]
-    async with alone(tmp_path, engines, fallback_queue=1) as made:
-        hurried = post(made, slo={"ttft_ms": 500})
-        await until(lambda: engines[0].of(wire.Prefill) or engines[1].of(wire.Prefill), "a prompt to compute")
-        dies, lives = engines[:2] if engines[0].of(wire.Prefill) else (engines[1], engines[0])
-        other = post(made)
-        await until(lambda: lives.of(wire.Prefill), "a second prompt to compute")
-        queued = post(made)
-        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"])
-        # the objective passes while the prompt is computed, where nothing is shed
-        await asyncio.sleep(0.6)
-        dies.kill()
-        dies.live.clear()
-        # the retry needs the only place in the queue
-        assert refusal(await queued) == (429, "queue_full")
-        lives.auto = True
-        (prefill,) = lives.of(wire.Prefill)
-        lives.finish_prefill(prefill.attempt_id)
-        assert [(await one).status_code for one in (other, hurried)] == [200, 200]
-        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1
+    async with alone(tmp_path, one_slot_each(tmp_path), fallback_queue=1) as made:
+        local = made.connections._local._dispatcher
+        assert local is not None
+        await retried_in_a_full_queue(made, local, made.connections.now_s)
         await until(lambda: not made.connections.live)
 
 
@@ -543,7 +521,7 @@ async def test_a_router_that_asks_again_is_answered_with_the_present_stage(tmp_p
 async def test_a_router_that_lives_but_sends_no_news_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ROUTER_TICK_S", 0.05)
+    monkeypatch.setattr(news, "TICK_S", 0.05)
     async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
         made.router._broadcast_status = lambda: None  # type: ignore[method-assign]
         made.router._submit = lambda channel, message: None  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.run import bystander
-from benchmarks.chaos.schedule import Fault, Kind
-from benchmarks.chaos.setups import vllm_setup
+from benchmarks.chaos.schedule import READS, Fault, Kind
+from benchmarks.chaos.setups import sim_setup, vllm_setup
 
 REFUSED = "500 request_kills_engines"
 SENT_S, FAILED_S = 100.0, 110.0
@@ -57,3 +57,11 @@ def test_vllm_engines_whose_reads_are_scheduled_have_an_agent_which_fails_as_wel
     assert "agent" not in plain.parts
     assert scheduled.parts["agent"] == 1
     assert [setup.args["flow"]["enabled"] for setup in (plain, scheduled)] == [False, True]
+
+
+def test_reads_of_sim_engines_are_harmed_whether_or_not_they_are_scheduled() -> None:
+    for setup in (sim_setup(), sim_setup(bare=True), sim_setup(flow=True)):
+        assert set(READS) <= set(setup.kinds)
+    assert not set(READS) & set(vllm_setup(flow=True).kinds)
+    # the README says how many faults a round has
+    assert [sum(kind.times for kind in made().kinds) for made in (sim_setup, vllm_setup)] == [42, 17]

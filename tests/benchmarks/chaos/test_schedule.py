@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.chaos.schedule import BARE, ENGINES, FLOW, SIM, VLLM, Kind, Schedule, role_of
+from benchmarks.chaos.schedule import BARE, ENGINES, FLOW, READS, SIM, VLLM, Kind, Schedule, role_of
 
 WELL = {"prefill": 3, "decode": 4, "router": 1, "ingress": 2, "controller": 1, "proxy": 1, "core": 4}
 
@@ -93,11 +93,11 @@ def test_a_partition_needs_somebody_to_be_cut_off_from() -> None:
     assert fault.other(["a", "b", "c"]) == fault.other(["c", "b", "a"])
 
 
-def test_every_fault_of_flows_is_drawn_where_its_part_is_well() -> None:
+def test_every_fault_of_flows_and_reads_is_drawn_where_its_part_is_well() -> None:
     well = WELL | {"agent": 2, "coordinator": 1}
-    schedule = Schedule(FLOW, 1, well)
+    schedule = Schedule((*FLOW, *READS), 1, well)
     drawn = {fault.kind.name for _ in range(300) if (fault := schedule.next(well))}
-    assert drawn == {kind.name for kind in FLOW}
+    assert drawn == {kind.name for kind in (*FLOW, *READS)}
     assert {"kill coordinator", "cut decode", "expire prefill", "swap prefill"} <= drawn
     without = {fault.kind.part for _ in range(300) if (fault := schedule.next(well | {"coordinator": 0}))}
     assert without == {"agent", "decode", "prefill"}

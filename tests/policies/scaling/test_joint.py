@@ -66,6 +66,18 @@ def test_no_report_holds_and_no_arrivals_shrink() -> None:
     assert {move.way for move in step.plan.moves} == {Way.STOP}
 
 
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_report_that_is_no_number_is_refused_also_without_a_window(reported: bool) -> None:
+    """The mean of what decode engines hold would never be a number again."""
+    prefill, decode = engines(1, 1)
+    broken = dataclasses.replace(decode, running=1, kv_usage=math.inf)
+    now = seen(1.0, (prefill, broken))
+    now = now if reported else dataclasses.replace(now, windows=None)
+    policy = Joint()
+    with pytest.raises(BadParameter, match="drop this report"):
+        policy.step(now, policy.initial())
+
+
 def test_one_window_is_learned_once() -> None:
     policy = Joint(limits=LIMITS)
     state = steady(policy, 8.0, 4, 3)

@@ -174,6 +174,12 @@ def test_the_phases_of_a_fleet_in_their_order() -> None:
         (102.0, engines(0, 1), False, Phase.AWAKE, 102.0),
         # engines that are lost are not asleep
         (103.0, (), False, Phase.AWAKE, 102.0),
+        # the clock of a new router is behind: a wake under way has its whole time by that clock
+        (104.0, engines(1, 0), True, Phase.ASLEEP, 104.0),
+        (105.0, (), False, Phase.WAKING, 105.0),
+        (5.0, (), False, Phase.WAKING, 5.0),
+        (34.0, (), False, Phase.WAKING, 5.0),
+        (35.0, (), False, Phase.FAILED, 5.0),
     ]
     phase = PhaseSince()
     for at_s, fleet, asleep, wanted, since_s in table:
