@@ -77,9 +77,11 @@ def compare(results: Results) -> list[Row]:
         rows.append(Row(f"{reading}: common factor of transfer times over Table II", None, factor, "x"))
         for load in loads:
             rows += _beside(results, reading, load)
-        at = _at(reading, 1.0)
-        what = f"{at}, NetKV-Full against Topo-Only"
-        rows.append(measured(results, what, f"{at} {TOPO}", f"{at} {FULL}", FULL_OVER_TOPO))
+        for load in loads:
+            at = _at(reading, load)
+            what = f"{at}, NetKV-Full against Topo-Only"
+            paper = FULL_OVER_TOPO if load == 1.0 else None
+            rows.append(measured(results, what, f"{at} {TOPO}", f"{at} {FULL}", paper))
     return rows
 
 
