@@ -12,7 +12,7 @@ their means over the seeds. That all hold is missed only where one surely does n
 and is open where one may or may not.
 
 NetKV-Static is the paper's third scheduler of this sweep. Background is the same share on every link, so the oracle's
-congestion never changes the order of tiers, and Static is Full but for ties: that dynamic congestion "contributes
+congestion never changes the order of tiers, and Static is Full but for near ties: that dynamic congestion "contributes
 meaningfully" at the stressed corner (VI-F) cannot show in a simulator with this background, the paper's own (VI-B). So
 Static runs at the stressed corner alone, where the row against Full says as much.
 """
