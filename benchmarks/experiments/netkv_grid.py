@@ -112,7 +112,9 @@ def _gains(results: Results, workload: str) -> dict[Cell, list[float]]:
     for cell in ((ratio, share) for ratio in RATIOS for share in SHARES):
         at = f"{workload} {_at(cell)}"
         if f"{at} {CLA}" in results.runs:
-            pairs = zip(results.values(f"{at} {CLA}", TTFT), results.values(f"{at} {FULL}", TTFT), strict=True)
+            pairs = zip(
+                results.values(f"{at} {CLA}", TTFT), results.values(f"{at} {FULL}", TTFT), strict=True
+            )
             found[cell] = [100.0 * (base - ours) / base for base, ours in pairs]
     return found
 

@@ -22,8 +22,8 @@ prefill are renewed while decode is short (the experiments `flowkv_roles` and `f
 
 Deviations: the paper notifies all idle nodes at once and does not say which role they take, nor when they go back; the
 busy role, the three rules and the call home are ours. It switches roles in the imbalanced regime only and scales in the
-extreme one; without an autoscaler an idle engine is lent there, too. Not claimed: the paper's number of cycles, which it
-does not print.
+extreme one; without an autoscaler an idle engine is lent there, too. Not claimed: the paper's number of cycles, which
+it does not print.
 """
 
 from collections import Counter

@@ -242,8 +242,10 @@ def test_a_run_in_which_a_request_does_not_end_has_no_figures(
     with pytest.raises(ValueError, match="all have to end"):
         deepflow_online.run_one({}, 540)
     assert {"unfinished", "rejected"} <= set(deepflow_colocation.KEPT)
-    monkeypatch.setattr(deepflow_load, "summarise", lambda result: {**dict.fromkeys(deepflow_load.KEPT), **figures})
-    config = deepflow_load.config_of("RR", None, 0.9, True) | {"workload": SYNTHETIC, "requests": 5}
+    monkeypatch.setattr(
+        deepflow_load, "summarise", lambda result: {**dict.fromkeys(deepflow_load.KEPT), **figures}
+    )
+    config = deepflow_load.config_of("RR", None, 0.9, True) | {"workload": SYNTHETIC, "requests": 15}
     with pytest.raises(ValueError, match="all have to end"):
         deepflow_load.run_one(config, 600)
 
