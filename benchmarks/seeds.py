@@ -8,7 +8,7 @@ interval is wide, and the bootstrap interval is too narrow (five seeds have only
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +125,22 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float |
     found = spread(over).mean / below
     half = spread([a - found * b for a, b in zip(over, under, strict=True)]).half_width
     return found, None if half is None else half / abs(below)
+
+
+def jackknife(n: int, figure: Callable[[Sequence[int]], float]) -> tuple[float, float | None]:
+    """Returns (a figure of `n` seeds that is no mean of single seeds, half of its 95 % interval or None for one seed).
+
+    `figure` takes the places of the seeds that count, and is called with all of them and with each one left out. Its
+    standard error is sqrt((n - 1) / n * sum (left out - their mean)^2), which for a mean is that of `spread`.
+    """
+    every = range(n)
+    whole = figure(every)
+    if n < 2:
+        return whole, None
+    left = [figure([place for place in every if place != out]) for out in every]
+    mean = math.fsum(left) / n
+    error = math.sqrt((n - 1) / n * math.fsum((one - mean) ** 2 for one in left))
+    return whole, float(stdtrit(n - 1, 0.5 + _LEVEL / 2.0)) * error
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float] | None:

@@ -3,19 +3,21 @@
 With the pool a request waits for a free slot, and its KV moves when it has one; the slot is idle meanwhile. With bypass
 it goes to a worker as soon as its prompt is computed, and its KV moves while the worker's slots are taken. A worker may
 then have `cap` sequences more than slots. The paper calls a controlled comparison of the two future work, and prints no
-figure, so all aims are our own. They are its words in D.6, and were written down before the first run:
+figure, so all aims are our own. They are its words in D.6, and were written down before the first whole run:
 
     latency   the mean TTFT of bypass with a cap of 1 is below the pool's, in the cells in which slots are not all taken
     slots     "a tight cap was sufficient to keep slots utilized": in the cells in which the pool is full, as many slots
-              run with a cap of 1 as with the pool, within 1 %
+              run with a cap of 1 as with the widest, within 1 %. (At first it was held against the pool, whose slots
+              wait for each transfer, so that it could hardly fail. That row stands beside without an aim.)
     balance   "trades some routing flexibility": in these cells a cap of 1 is still more balanced than JSQ. What it
               costs against the pool has a row without an aim
 
 The cells are those of `forecast_cluster`, by the pressure on the slots and by the length of outputs, with real times of
 transfer. The paper does not print its bandwidth; a mean prompt's KV, 3 GB, takes 0.15 s at the profile's 20 GB/s, two
-decode steps, and 0.6 s at 5 GB/s. Every engine receives KV ahead of its slots (`EngineSpec.receive_ahead`), as the
-paper's do; the live engines of this project do not, so there is no gain of this kind to be had from them. JSQ sends on
-at once without a cap, to engines that receive as much ahead.
+decode steps, and 0.6 s at 5 GB/s. ASSUMPTION: each transfer has that bandwidth to itself, because the paper has several
+prefill nodes and prints no links; what early transfers cost each other is not seen. Every engine receives KV ahead of
+its slots (`EngineSpec.receive_ahead`), as the paper's do; the live engines of this project do not, so there is no gain
+of this kind to be had from them. JSQ sends on at once without a cap, to engines that receive as much ahead.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ SEEDS_FROM = 320
 CELLS = tuple((pool, outputs) for pool in ("dry", "short", "long") for outputs in ("near", "heavy"))
 QUICK_CELLS = (("dry", "near"), ("long", "near"))
 JSQ, POOL = "JSQ", "pool"
-CAPS = (0, 1, 2, 4)
+CAPS = (0, 1, 4)
 RULES = (JSQ, POOL, *(f"bypass, cap {cap}" for cap in CAPS))
 BANDWIDTHS = (20.0, 5.0)
 """GB/s of a transfer."""
-TIGHT = "bypass, cap 1"
+TIGHT, WIDEST = "bypass, cap 1", f"bypass, cap {CAPS[-1]}"
 # More than ever wait at one engine with a cap.
 AHEAD = 64
 LEAST_RUNNING = 99.0
@@ -59,7 +61,7 @@ def variants(quick: bool) -> list[Variant]:
         for pool, outputs in chosen
         for gbytes in bandwidths
         for rule in RULES
-        if not quick or rule in (JSQ, POOL, TIGHT)
+        if not quick or rule in (JSQ, POOL, TIGHT, WIDEST)
     ]
 
 
@@ -140,19 +142,26 @@ def _against(results: Results, cell: str, rule: str, full: bool) -> list[Row]:
     tight = rule == TIGHT
     less, half = results.reduction_percent(pool, ours, TTFT)
     sooner = Row(f"{ours}: mean TTFT below the pool's", None, less, "%", half)
-    share, wide = results.ratio(ours, pool, RUNNING)
-    width = None if wide is None else 100.0 * wide
-    running = Row(f"{ours}: slots that run, of the pool's", None, 100.0 * share, "%", width)
+    running = _running(results, f"{ours}: slots that run, of the pool's", ours, pool)
     more, half = results.ratio(ours, pool, IMBALANCE)
     cost = Row(f"{ours}: imbalance over the pool's", None, more, "x", half)
     over, half = results.ratio(jsq, ours, IMBALANCE)
     still = Row(f"{ours}: imbalance of JSQ over it", None, over, "x", half)
-    if tight and full:
-        running = aimed(running, f">= {LEAST_RUNNING:g}", least=LEAST_RUNNING)
+    if not tight:
+        return [sooner, running, cost, still]
+    widest = _running(results, f"{ours}: slots that run, of those of the widest", ours, f"{cell}, {WIDEST}")
+    if full:
+        widest = aimed(widest, f">= {LEAST_RUNNING:g}", least=LEAST_RUNNING)
         still = aimed(still, "> 1", above=1.0)
-    elif tight:
+    else:
         sooner = aimed(sooner, "> 0", above=0.0)
-    return [sooner, running, cost, still]
+    return [sooner, running, widest, cost, still]
+
+
+def _running(results: Results, name: str, ours: str, other: str) -> Row:
+    """Returns a row with the mean number of slots that run, in per cent of another variant's."""
+    share, half = results.ratio(ours, other, RUNNING)
+    return Row(name, None, 100.0 * share, "%", None if half is None else 100.0 * half)
 
 
 def plots(results: Results) -> dict[str, Figure]:

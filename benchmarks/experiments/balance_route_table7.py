@@ -1,9 +1,11 @@
 """BalanceRoute Table 7 (appendix H): BR-H with the oracle over H and gamma, G = 16.
 
 The seven points are those of Table 6, which `balance_route_sensitivity` runs at G = 8: one parameter at a time around
-H = 48 and gamma = 0.9. The rule is the paper's own, nothing added ("br_h_printed" of `balance_route_cluster`), with its
-beta of G; the trace is Table 1's `recurring-long`, and the pool grows with G. Prefill is never a limit here, so rates
-are compared with JSQ's at this G and not with the paper's, whose five prefill nodes limit them (6.3).
+H = 48 and gamma = 0.9. (The text has lost the label of the second parameter; its values are those of a discount.) The
+rule is the paper's own, nothing added ("br_h_printed" of `balance_route_cluster`), with its beta of G and the W of
+`balance_route_tuning`, because the text has lost W too. The trace is Table 1's `recurring-long`, and the pool grows
+with G. Prefill is never a limit here, so rates are compared with JSQ's at this G and not with the paper's, whose five
+prefill nodes limit them (6.3).
 
 The paper's text says that the sweep is far tighter than every baseline, and its spread small. The aims:
 

@@ -194,7 +194,7 @@ class Results:
     def reduction_percent(self, base: str, ours: str, metric: str) -> tuple[float, float | None]:
         """Returns (per cent by which `ours` is below `base`, half of its 95 % interval).
 
-        The percentage is of the means, as in the papers; the interval is of the percentages of the single seeds.
+        Both are of the percentages of the single seeds, whose mean is not exactly the percentage of the means.
         """
         pairs = zip(self.values(base, metric), self.values(ours, metric), strict=True)
         found = spread([100.0 * (a - b) / a for a, b in pairs])

@@ -35,6 +35,7 @@ KEPT = (
     "jct_mean_s",
     "throughput_tok_s",
     "unfinished",
+    "rejected",
 )
 
 

@@ -12,9 +12,10 @@ which is the sum over the rates, judged by the interval over seeds:
              cannot fall below -1 and has no bound above, which favours wins
     third    more than 80 % of the cells keep their sign at all rates
 
-Prompts of equal lengths at ten rates are 720 runs for each seed, of which those with long outputs take the time. The
+Prompts of equal lengths at eight rates are 576 runs for each seed, of which those with long outputs take the time. The
 cell that holds most requests of Figure 6's trace (2,048 tokens in, 28 out) has a row for each rate: its sign is what
-the paper's policy decides by there.
+the paper's policy decides by there. ASSUMPTION: requests of a batch come by a Poisson process, because the paper says
+"at a fixed RPS" only.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -33,7 +33,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Synthetic
 from policies.routing.deepflow.heatmap import Heatmap, combine
 
-RATES = (0.05, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0)
+RATES = (0.05, 0.5, 2.0, 4.0, 8.0, 10.0, 12.0, 16.0)
 """Requests/s of the whole cluster. At the first hardly two requests ever meet; at the last prompts come faster than the
 three engines that compute them can. Both follow from the profile and are checked by the rows.
 """
@@ -106,6 +106,14 @@ def summed_map(
 ) -> Heatmap:
     """Returns the map whose cells are the sums over all rates (5.3.2)."""
     return combine([batch_map(rate, batch, tuple(prefills), tuple(ratios), seed) for rate in rates])
+
+
+def check_ended(found: Mapping[str, float | None]) -> None:
+    """Raises ValueError where a measured request of a run has not finished, because means would lack it."""
+    if found["unfinished"] or found["rejected"]:
+        raise ValueError(
+            f"{found['unfinished']} requests have not finished and {found['rejected']} were rejected: all have to end"
+        )
 
 
 def _mean_jct_s(specs: tuple[EngineSpec, ...], work: list[WorkloadRequest], seed: int) -> float:

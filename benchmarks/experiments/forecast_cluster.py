@@ -1,8 +1,8 @@
 """The cells of the experiment `forecast_value`: BalanceRoute's cluster under pools, outputs and arrivals that differ.
 
 The cluster is that of `balance_route_cluster`: G decode workers behind one barrier, long prompts, a prefill engine that
-is no bottleneck. Transfers take next to no time here, because with short outputs the sender's link would else be the
-bottleneck and hide the balance. A cell is one of `POOLS` with one of `OUTPUTS`:
+is no bottleneck. Transfers take next to no time here, because with short outputs slots would else wait for KV for much
+of their time, which would hide the balance. A cell is one of `POOLS` with one of `OUTPUTS`:
 
     long     more requests than a balanced group serves; the pool is always full (Table 1's regime)
     short    some requests wait most of the time, because slots are nearly all taken

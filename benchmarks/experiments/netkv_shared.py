@@ -13,9 +13,13 @@ tells whether a form loses by its count or by c.
 
 The rule, which was written down before the first run of the form: of "fleet" and "shared" the one of least worst cell
 is chosen, where a cell counts as its mean TTFT over that of the better of Topo-Only and Full there. It is chosen on the
-part "choose" and judged on the part "report". The parts have other seeds than the first round, 21 windows that begin
-elsewhere in the trace than its 20, and no window in common. The cells are those of the first round and five more, four
-of them with switching traffic or one NIC, where the first round's form could lose.
+part "choose" and judged on the part "report", which have no window in common. The cells are those of the first round
+and five more, four of them with switching traffic or one NIC, where the first round's form could lose.
+
+The two rounds are less apart than the two parts. Seeds are others, so what is shared, the paths, the background and the
+places of requests on the trace's clock are drawn anew. But the windows of both rounds cover most of one trace: 21
+windows begin elsewhere than 20 (but for the first), and each overlaps with one of the first round. So "shared", which
+was made in view of the first round's report, is judged on other draws of partly the same requests.
 
 Aims, for the chosen form in the part "report": in every cell its mean TTFT is at most 1 % above that of Topo-Only, and
 at most 1 % above that of the better of Topo-Only and Full.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.seeds import all_met, met, paired, ratio, spread
+from benchmarks.seeds import all_met, jackknife, met, paired, ratio, spread
 
 
 def test_spread_by_hand():
@@ -16,6 +16,23 @@ def test_spread_by_hand():
         pytest.approx(3 - 1.963243, abs=1e-5),
         pytest.approx(4.963243, abs=1e-5),
     )
+
+
+def test_the_jackknife_of_a_mean_is_its_interval_and_one_seed_has_none():
+    values = [1.0, 2.0, 4.0, 8.0]
+    whole, half = jackknife(4, lambda kept: sum(values[i] for i in kept) / len(kept))
+    assert (whole, half) == (3.75, pytest.approx(spread(values).half_width))
+    assert jackknife(1, lambda kept: float(len(kept))) == (1.0, None)
+
+
+def test_the_jackknife_of_a_ratio_of_means_by_hand():
+    over, under = [1.0, 1.0, 3.0], [1.0, 2.0, 1.0]
+    # t(0.975, 2) = 4.302653. All give 5 / 4; without the first 4 / 3, without the second 4 / 2, without the third 2 / 3
+    left = [4.0 / 3.0, 2.0, 2.0 / 3.0]
+    mean = sum(left) / 3.0
+    error = math.sqrt(2.0 / 3.0 * sum((one - mean) ** 2 for one in left))
+    whole, half = jackknife(3, lambda kept: sum(over[i] for i in kept) / sum(under[i] for i in kept))
+    assert (whole, half) == (pytest.approx(1.25), pytest.approx(4.302653 * error, rel=1e-6))
 
 
 def test_one_value_has_no_interval():

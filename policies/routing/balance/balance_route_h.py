@@ -7,6 +7,8 @@ The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2
 (symbol -> field), which are computed once a round and updated by each admission. H = 0, alpha = 1, beta = G gives
 BR-0. The paper searches subsets by enumeration; two probes among their sums are exact for F_H too (`kernel`).
 Without forecasts every request is assumed to stay, and the lookahead sees only that fuller batches grow faster.
+The score takes an admitted request as w at every step, as in the paper. What is admitted is then booked as it will
+grow, by a token a step for each sequence (the paper: "updated incrementally").
 
 Beyond the paper are `ageing_s`, `pool_wide` and `max_wait_s` (see `stages`) and three terms in tokens that are
 subtracted from every margin; in the paper all of them are 0:

@@ -5,8 +5,8 @@
 
 Each prompt ahead costs `base` as well. The paper says only "taking into account prefix hits and node loads". This
 is the shortest such form: the work ahead, plus the request's own tokens that are not cached.
-Deviation: the tokens ahead count in full, although some of them are computed or were cached. All workers share this
-bias.
+Deviations: the tokens ahead count in full, although some of them are computed or were cached. All workers share this
+bias. The algorithm's "subject to a cache prefix hit condition" is no condition here: a hit shortens the prompt.
 Not claimed: any regard to the decode side, or to chunked prefills that run side by side.
 """
 

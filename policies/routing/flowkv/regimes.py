@@ -8,7 +8,8 @@ in its metrics and status (`actors.router.fleet`), and `role_switch` acts on it.
     C^p <= high_p and C^d <= high_d  imbalanced; idle nodes = {i : C_i < idle} may switch role
     else                             extreme, once it has lasted `extreme_after_s`; until then imbalanced
 Deviations: the paper mentions the duration only in its text ("if their duration exceeds a threshold"). Here the
-caller passes `over_since_s` from one assessment to the next. A role without any node is ignored.
+caller passes `over_since_s` from one assessment to the next. A role without any node is ignored. The paper's text calls
+a low load extreme, too, in which it scales down, but its algorithm has no condition for that: here it is normal.
 """
 
 from collections.abc import Mapping

@@ -20,8 +20,10 @@ The thresholds decide whether this helps. Prefills that full decode engines cann
 and the KV of prefill nodes, and so raise C^p: with a low threshold for prefill that is too low for a load, loans to
 prefill are renewed while decode is short (the experiments `flowkv_roles` and `flowkv_roles_tuning`).
 
-Deviations: the paper switches roles in the imbalanced regime only and scales in the extreme one; without an autoscaler
-an idle engine is lent there, too. Not claimed: the paper's number of cycles, which it does not print.
+Deviations: the paper notifies all idle nodes at once and does not say which role they take, nor when they go back; the
+busy role, the three rules and the call home are ours. It switches roles in the imbalanced regime only and scales in the
+extreme one; without an autoscaler an idle engine is lent there, too. Not claimed: the paper's number of cycles, which
+it does not print.
 """
 
 from collections import Counter

@@ -47,10 +47,11 @@ use the estimates. In place of `own_flows`, `explain` shows the factor by which 
 `slowdown`, the number of ended transfers of its tier from which it was learnt as `learnt_from` (0: none has ended
 there), and the transfers that it counts: `in_flight`, or `leaving` the sender and `entering` the receiver.
 
-`variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
-"topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
-oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
-is left out for every candidate.
+`variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network; the paper
+does not define its load, which is sequences / slots here and FlowKV's score in `cache_load_aware`), "topo_only" (static
+tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the oracle are stale or
+missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term is left out for every
+candidate.
 Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). The paper does
 not bound a worker's queue; ours is bounded, because a request that queues in an engine is no longer in the pool and
 cannot go elsewhere when a slot frees there. With `strict_priorities`, n counts only transfers of the same or a higher

@@ -38,6 +38,11 @@ def test_the_pool_of_one_trace_is_also_smaller_and_larger() -> None:
         "recurring-long, pool 4": 4.0, "recurring-long, pool 32": 32.0,
     }  # fmt: skip
     assert {one.config["cell"] for one in plain.variants(True)} == {"recurring-long"}
+    # of other pools the paper has no figures, so what runs says what forecasts add
+    methods = [c.config["method"] for c in plain.variants(False) if c.config["cell"].endswith("pool 4")]
+    assert methods == [
+        "join_shortest_queue", "br_0", "br_h no forecasts", "br_h lightgbm", "br_h oracle",
+    ]  # fmt: skip
 
 
 def rows_of(quick: bool, imbalance: dict[str, tuple[float, float, float]]) -> dict[str, Row]:
@@ -60,6 +65,7 @@ def rows_of(quick: bool, imbalance: dict[str, tuple[float, float, float]]) -> di
     rows = plain.compare(results)
     assert list(stated.differences("balance_route_plain", rows, quick)) == []
     assert len({row.name for row in rows}) == len(rows)
+    assert {variant for variant, _ in results.read} == set(variants)
     for figure in plain.plots(results).values():
         plt.close(figure)
     return {row.name: row for row in rows}

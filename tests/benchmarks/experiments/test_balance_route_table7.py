@@ -26,6 +26,7 @@ def rows_of(quick: bool, imbalance: dict[str, float]) -> dict[str, Row]:
     rows = table7.compare(results)
     assert list(stated.differences("balance_route_table7", rows, quick)) == []
     assert len({row.name for row in rows}) == len(rows)
+    assert {variant for variant, _ in results.read} == set(variants)
     for figure in table7.plots(results).values():
         plt.close(figure)
     return {row.name: row for row in rows}

@@ -3,6 +3,7 @@
 import pytest
 from matplotlib import pyplot as plt
 
+from benchmarks.aims import stated
 from benchmarks.experiments import netkv_common as netkv
 from benchmarks.experiments import (
     netkv_contention,
@@ -190,6 +191,28 @@ def rows_of(name: str, found: Results) -> dict[str, Row]:
     return {row.name: row for row in registry.load(name).compare(found)}
 
 
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "netkv_grid",
+        "netkv_columns",
+        "netkv_flows",
+        "netkv_memory",
+        "netkv_fit",
+        "netkv_predict",
+        "netkv_shared",
+    ],
+)
+def test_every_variant_is_read_by_a_row_and_every_aim_is_stated(name: str, quick: bool) -> None:
+    experiment = registry.load(name)
+    found = results(name, experiment, quick)
+    rows = experiment.compare(found)
+    assert {variant for variant, _ in found.read} == set(found.variants)
+    assert list(stated.differences(name, rows, quick)) == []
+    assert len({row.name for row in rows}) == len(rows)
+
+
 def test_every_cell_and_every_step_of_figure_1_counts_once() -> None:
     """60 cells; steps from 2:1 on: 2 of each of 5 lines of 3 workloads; steps of background: 4 of each of 4 lines."""
     found = results("netkv_grid", registry.load("netkv_grid"), False)
@@ -212,6 +235,19 @@ def test_every_cell_and_every_step_of_figure_1_counts_once() -> None:
         (47.0, False),
     ]
     assert rows["rag: cells in which NetKV-Full is shorter than CLA*"].ours == 19.0
+
+
+def test_a_cell_that_windows_do_not_decide_leaves_all_cells_open() -> None:
+    """NetKV-Full is 5.6 % longer in one window and 11.1 % shorter in the other: shorter by the mean, and not surely.
+    The step from 2:1 then falls by the mean, and not surely either.
+    """
+    found = results("netkv_grid", registry.load("netkv_grid"), False)
+    found.runs["rag 4:1 10% NetKV-Full"][0]["ttft_mean_s"] = 1.9  # type: ignore[index]
+    rows = rows_of("netkv_grid", found)
+    cells = rows["cells in which NetKV-Full is shorter than CLA*, of all"]
+    assert (cells.ours, cells.met, cells.note) == (60.0, None, "0 surely not")
+    steps = rows["steps of oversubscription from 2:1 on with which the gain grows, of all"]
+    assert (steps.ours, steps.met, steps.note) == (29.0, None, "0 surely not")
 
 
 def test_the_cost_in_tbt_is_a_band_over_the_cells() -> None:
@@ -240,6 +276,20 @@ def test_the_other_columns_are_differences_and_reductions() -> None:
     # what cannot fail is not aimed at
     assert rows["1024 tokens, NetKV-Full vs RR: SLO"].aim == ""
     assert rows["32768 tokens, NetKV-Full vs RR: SLO"].met is True
+    # one cell stands in several tables: p_share 0.7 and 64 GPUs are RAG at 100 %
+    assert rows["p_share 0.7, NetKV-Full vs CA: SLO"].paper == 2.5
+    assert rows["64 GPUs, NetKV-Full vs CLA*: SLO"].paper == 1.8
+    assert not {"rag p0.7 CLA*", "rag 64 GPUs CLA*"} & set(found.variants)
+
+
+def test_slo_attainment_by_size_has_a_row_where_it_was_measured() -> None:
+    found = results("netkv_scale", registry.load("netkv_scale"), False)
+    row = rows_of("netkv_scale", found)["1024 GPUs, NetKV-Full vs CLA*: SLO"]
+    assert (row.paper, row.ours, row.aim) == (1.7, 0.0, "")
+    for by_seed in found.runs.values():
+        for figures in by_seed.values():
+            del figures["ttft_slo_share"]  # type: ignore[attr-defined]
+    assert not [name for name in rows_of("netkv_scale", found) if name.endswith("SLO")]
 
 
 def test_memory_is_the_cause_only_where_long_prompts_are_as_in_table_3_and_16k_stays() -> None:
@@ -262,6 +312,31 @@ def test_memory_is_the_cause_only_where_long_prompts_are_as_in_table_3_and_16k_s
     )
 
 
+def test_changes_that_windows_do_not_decide_leave_memory_open() -> None:
+    """With 45 GB and 32K tokens CLA* takes 10.9 and 10.2 s where NetKV-Full takes 10: -8.3 and -2.0 %, of -4.3."""
+    found = results("netkv_memory", registry.load("netkv_memory"), True)
+    at = "rag 32768 45 GB"
+    for seed, cla_s in ((0, 10.9), (1, 10.2)):
+        found.runs[f"{at} NetKV-Full"][seed]["ttft_mean_s"] = 10.0  # type: ignore[index]
+        found.runs[f"{at} RR"][seed]["ttft_mean_s"] = 10.0 / (1 - 0.067)  # type: ignore[index]
+        found.runs[f"{at} CLA*"][seed]["ttft_mean_s"] = cla_s  # type: ignore[index]
+    near, kept = registry.load("netkv_memory").compare(found)[:2]
+    assert (near.ours, near.met, kept.met) == (2.0, None, True)
+    assert near.note.startswith("apart: -0.0 ± 0.0, ") or near.note.startswith("apart: +0.0 ± 0.0, ")
+
+
+@pytest.mark.parametrize("missing", ["unfinished", "rejected"])
+def test_a_request_that_does_not_end_fails_a_run_of_little_memory(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"unfinished": 0.0, "rejected": 0.0, "ttft_mean_s": 1.0}
+    monkeypatch.setattr(netkv, "run_one", lambda config, seed: figures)
+    assert netkv_memory.run_one({}, 0) == figures
+    figures[missing] = 1.0
+    with pytest.raises(ValueError, match="all have to end"):
+        netkv_memory.run_one({}, 0)
+
+
 def test_the_setup_of_least_distance_is_named_and_the_one_in_use_is_judged() -> None:
     found = results("netkv_fit", registry.load("netkv_fit"), False)
     other = "spread, 2K shared, one NIC"
@@ -271,9 +346,12 @@ def test_the_setup_of_least_distance_is_named_and_the_one_in_use_is_judged() -> 
             for seed in (0, 1):
                 run = found.runs[f"{other}, {load:.0%} {scheduler}"][seed]
                 run["transfer_mean_s"] = figures[3] / 1e3  # type: ignore[index]
-    row = rows_of("netkv_fit", found)["distance of the setup in use from Table II"]
-    assert row.met is False and row.note.endswith(f"best: {other}")
-    assert netkv_fit.distance(found, other) == pytest.approx(0.0, abs=1e-9)
+    rows = rows_of("netkv_fit", found)
+    row = rows["distance of the setup in use from Table II"]
+    assert row.met is False and row.note.endswith(f"± 0.0 points further than the best; best: {other}")
+    assert netkv_fit.distance(found, other, range(2)) == pytest.approx(0.0, abs=1e-9)
+    assert rows[f"{other}: distance from Table II"].note == ""
+    assert rows[f"{netkv_fit.IN_USE}: distance from Table II"].note.endswith("points further than the best")
 
 
 def test_what_is_fitted_and_what_is_predicted_have_other_windows_and_one_setup(
@@ -302,6 +380,8 @@ def test_predictions_are_counted_by_their_verdicts() -> None:
         float(sum(row.met is True for row in judged)),
         float(sum(row.met is False for row in judged)),
     )
+    # NetKV-Full would run as Static does
+    assert "long 100% NetKV-Static" in found.variants and "long 100% NetKV-Full" not in found.variants
     # 12 of Table III, 4 of Table IV, 6 of Figure 1, 8 of Figure 3, 2 of Table V, 2 of Table VI
     assert len(judged) == 34 and all(row.aim and row.paper is not None for row in judged)
 
@@ -318,6 +398,18 @@ def test_the_reading_in_use_is_judged_by_its_distance() -> None:
                 run["transfer_mean_s"] = figures[3] / 1e3  # type: ignore[index]
     row = rows_of("netkv_flows", found)[name]
     assert (row.met, row.note) == (False, "nearest: quarter links")
+
+
+def test_a_reading_that_is_nearer_in_one_window_only_leaves_it_open() -> None:
+    found = results("netkv_flows", registry.load("netkv_flows"), False)
+    for load in netkv_flows.LOADS:
+        for scheduler, figures in netkv_flows.TABLE_2[load].items():
+            run = found.runs[f"rag {load:.0%} quarter links {scheduler}"][0]
+            run["transfer_mean_s"] = figures[3] / 1e3  # type: ignore[index]
+    row = rows_of("netkv_flows", found)["one path: distance of transfer times from Table II"]
+    assert (row.met, row.note) == (None, "nearest: quarter links")
+    at_250 = rows_of("netkv_flows", found)["rag 250% one NIC, NetKV-Full against Topo-Only: mean TTFT"]
+    assert (at_250.paper, at_250.ours) == (None, pytest.approx(100 * (1.6 / 1.65 - 1)))
 
 
 def test_in_the_second_round_the_better_form_is_chosen_and_no_window_is_in_both_parts() -> None:
