@@ -57,6 +57,8 @@ SIZES = Sizes(
 LENDER, BORROWER = SIZES.prefills
 ENGINES = SIZES.names
 LEASE_MARGIN_S = 4.0
+STATUS_STALE_S = 30.0
+"""Age of an engine's report from which it gets no work. ASSUMPTION: engines that share two cores report late."""
 
 CONNECT_S = 30.0
 PATIENCE_S = 300.0
@@ -100,7 +102,9 @@ class LendingHosts(Hosted):
         super().__init__(pair, folder, SIZES, ("--router", f"unix:{folder}/router.sock"))
         network = folder / "network.yaml"
         network.write_text(NETWORK)
-        dispatch = DispatchConfig(lend_prefixes=True, lease_margin_s=LEASE_MARGIN_S)
+        dispatch = DispatchConfig(
+            lend_prefixes=True, lease_margin_s=LEASE_MARGIN_S, status_stale_s=STATUS_STALE_S
+        )
         self.router = RouterServer(
             Identity("router", "router-lenders", SECRET.encode()),
             Dispatcher(dispatch, SentTo(LENDER), RoundRobin()),
