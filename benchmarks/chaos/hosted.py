@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,12 @@ class Hosted:
     def log(self, name: str) -> str:
         """Returns what a process has written since its latest start."""
         return self._logs[name].read_text(errors="replace")
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copies the logs of all processes, in all their lives, to a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in self._folder.glob("*.log"):
+            shutil.copy(log, folder)
 
     def no_start(self, name: str) -> StartError:
         """Returns the error of a process that does not serve."""

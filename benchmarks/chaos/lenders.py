@@ -168,7 +168,9 @@ class Round:
         """Returns an undisturbed answer. Raises RuntimeError if it fails."""
         answer, _ = await self._hosts.ask(tokens, engine)
         if not answer.done or answer.error is not None:
-            raise RuntimeError(f"an undisturbed request failed: {answer.status} {answer.error}: {answer.message}")
+            raise RuntimeError(
+                f"an undisturbed request failed: {answer.status} {answer.error}: {answer.message}"
+            )
         return answer
 
     async def _until_used(self) -> tuple[int, Loan]:
@@ -207,7 +209,9 @@ class Round:
             loan.answer, loan.first_s = await asked
             if request is not None:
                 loan.moved_in_all, loan.attempts = self._moved(request, received), request.attempts
-            loan.loans = {how: count - before[how] for how, count in hosts.loans().items() if count > before[how]}
+            loan.loans = {
+                how: count - before[how] for how, count in hosts.loans().items() if count > before[how]
+            }
             if harm is not None:
                 await harm
             return loan
@@ -296,9 +300,9 @@ def first_prompt(seed: int, number: int) -> int:
 
 
 async def measured(
-    seed: int, number: int, kinds: Sequence[str], say: Callable[[str], None]
+    seed: int, number: int, kinds: Sequence[str], say: Callable[[str], None], logs: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Returns what came of each fault of a round, as the result keeps it."""
+    """Returns what came of each fault of a round, as the result keeps it. The logs of all processes go to `logs`."""
     found = []
     with tempfile.TemporaryDirectory(prefix="sluice-lenders-") as folder, link.pair(BITS_PER_S) as pair:
         hosts = LendingHosts(pair, Path(folder))
@@ -314,6 +318,8 @@ async def measured(
                 found.append(asdict(fault))
         finally:
             await hosts.stop()
+            if logs is not None:
+                hosts.keep_logs(logs / f"round-{number + 1}")
     return found
 
 
@@ -324,8 +330,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of order and prompts")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help="kinds of faults")
+    parser.add_argument(
+        "--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help="kinds of faults"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result")
+    parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     args = parser.parse_args(argv)
     if (reason := link.why_not()) is not None:
         print(f"{MODULE}: {reason}: nothing is measured here", file=sys.stderr)
@@ -335,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = Parts("lenders", machine, config)
 
     def harmed(number: int) -> dict[str, Any]:
-        return {"faults": run_fast(measured(args.seed, number, args.only, say))}
+        return {"faults": run_fast(measured(args.seed, number, args.only, say, args.logs))}
 
     rounds = [
         parts.once(f"round {number + 1}", functools.partial(harmed, number), say)

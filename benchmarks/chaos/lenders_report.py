@@ -16,7 +16,10 @@ def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     for name, bad in (
         ("without a right answer", [one for one in faults if not one["right"]]),
         ("after which something was left", [one for one in faults if one["left"]]),
-        ("that were tried again or counted otherwise than once", [one for one in faults if not counted_once(one)]),
+        (
+            "that were tried again or counted otherwise than once",
+            [one for one in faults if not counted_once(one)],
+        ),
     ):
         yield Row(f"of them {name}", None, float(len(bad)), aim="0", met=not bad)
     read = [one for one in faults if one["moved"] is not None]

@@ -86,9 +86,7 @@ class TwoHosts(Hosted):
     async def start(self) -> None:
         """Starts everything, and waits until it serves. Raises StartError."""
         router = Identity("router", "router-reads", SECRET.encode())
-        self._router, _ = await listen(
-            self.address("router"), lambda: Channel(router, self._on_report), None
-        )
+        self._router, _ = await listen(self.address("router"), lambda: Channel(router, self._on_report), None)
         for name in (AGENT, *ENGINES):
             self.begin(name)
         for name in ENGINES:

@@ -1,5 +1,6 @@
-"""A lender that is killed while a vLLM engine reads its prefix, in the short form of the benchmark: three engines on two
-hosts, and the shaped link between them.
+"""A lender that is killed while a vLLM engine reads its prefix, in the short form of the benchmark.
+
+Three engines lie on two hosts, with the shaped link between them.
 """
 
 import json
@@ -25,8 +26,8 @@ pytestmark = [
 
 
 def test_a_lender_that_is_killed_in_the_middle_of_a_read_costs_the_prefix_only(tmp_path: Path) -> None:
-    """The borrower computes the prompt in the same attempt, gives the undisturbed answer, and keeps nothing; the lender's
-    next life lends to it again.
+    """The borrower computes the prompt in the same attempt, gives the undisturbed answer, and keeps nothing. The next
+    life of the lender lends to it again.
     """
     options = ["--rounds", "1", "--only", "killed", "--out", str(tmp_path)]
     done = subprocess.run(

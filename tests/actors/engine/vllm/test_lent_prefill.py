@@ -89,9 +89,7 @@ async def test_a_prefill_that_is_computed_anew_computes_the_output_of_another_en
 ) -> None:
     rig = Rig(model)
     resume = Resume(0, 2, [1000, 1001], 0)
-    rig.runner.prefill(
-        Prefill("r", PROMPT, {}, 60.0, prefix=msgspec.msgpack.encode(LENT), resume=resume)
-    )
+    rig.runner.prefill(Prefill("r", PROMPT, {}, 60.0, prefix=msgspec.msgpack.encode(LENT), resume=resume))
     await settle()
     rig.runner.on_overdue(rig.core.requests[0].request_id)
     await settle()
