@@ -97,17 +97,19 @@ class Loan:
     moved_in_all: float = 0.0
     attempts: int = 0
     loans: dict[str, int] = field(default_factory=dict)
+    prompt_s: float | None = None
+    """When the borrower had the KV of the whole prompt."""
 
-    @property
-    def recovery_s(self) -> float | None:
-        """The seconds from the moment of the fault to the first token."""
-        return None if self.at_s is None or self.first_s is None else round(self.first_s - self.at_s, 2)
+    def since(self, at_s: float | None) -> float | None:
+        """Returns the seconds from the moment of the fault to another one; None if one of the two never came."""
+        return None if self.at_s is None or at_s is None else round(at_s - self.at_s, 2)
 
 
 @dataclass(slots=True)
 class Fault:
-    """One fault and what came of it. `useless` loans were made after it before one was used; `undisturbed_s` are the
-    seconds of that one from the moment at which it would have been harmed to its first token.
+    """One fault and what came of it. The borrower had the prompt `prompt_s` after the fault, and the first token came
+    `recovery_s` after it. `useless` loans were made later before one was used; `undisturbed_s` are the seconds of that
+    one from the moment at which it would have been harmed to its first token.
     """
 
     kind: str
@@ -117,6 +119,7 @@ class Fault:
     attempts: int
     right: bool
     wrong: str
+    prompt_s: float | None
     recovery_s: float | None
     left: str = ""
     useless: int = 0
@@ -157,11 +160,12 @@ class Round:
             kind, loan.moved, loan.moved_in_all, loan.loans, loan.attempts,
             right=not any(verdict is not None and verdict[0] == "wrong" for verdict in verdicts),
             wrong="; ".join(": ".join(verdict) for verdict in verdicts if verdict is not None),
-            recovery_s=loan.recovery_s,
+            prompt_s=loan.since(loan.prompt_s),
+            recovery_s=loan.since(loan.first_s),
         )  # fmt: skip
         found.left = await self._left()
         found.useless, used = await self._until_used()
-        found.undisturbed_s = used.recovery_s
+        found.undisturbed_s = used.since(used.first_s)
         return found
 
     async def _whole(self, tokens: Sequence[int], engine: str) -> Answer:
@@ -209,6 +213,7 @@ class Round:
             loan.answer, loan.first_s = await asked
             if request is not None:
                 loan.moved_in_all, loan.attempts = self._moved(request, received), request.attempts
+                loan.prompt_s = request.times.pooled_s
             loan.loans = {
                 how: count - before[how] for how, count in hosts.loans().items() if count > before[how]
             }

@@ -42,9 +42,10 @@ def _kind(kind: str, faults: list[Mapping[str, Any]]) -> Iterator[Row]:
     came = [one["moved_in_all"] for one in faults if one["moved"] is not None]
     if came:
         yield Row(f"{kind}: share of the prefix that came in all, most", None, 100.0 * max(came), "%")
-    known = [one["recovery_s"] for one in faults if one["recovery_s"] is not None]
-    if known:
-        yield Row(f"{kind}: longest from the fault to the first token", None, max(known), "s")
+    for key, what in (("prompt_s", "the whole prompt's KV"), ("recovery_s", "the first token")):
+        known = [one[key] for one in faults if one[key] is not None]
+        if known:
+            yield Row(f"{kind}: longest from the fault to {what}", None, max(known), "s")
     yield Row(f"{kind}: later loans of no use", None, float(sum(one["useless"] for one in faults)))
 
 

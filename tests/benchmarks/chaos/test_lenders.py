@@ -36,7 +36,7 @@ def fault(kind: str, **more: Any) -> dict[str, Any]:
     plain = {
         "kind": kind, "moved": None if kind == IN_THE_LEASE else 0.3, "moved_in_all": 0.4,
         "loans": {"failed" if kind == IN_THE_LEASE else "recomputed": 1}, "attempts": 0, "right": True, "wrong": "",
-        "recovery_s": 9.0, "left": "", "useless": 0, "undisturbed_s": 2.0,
+        "prompt_s": 7.0, "recovery_s": 9.0, "left": "", "useless": 0, "undisturbed_s": 2.0,
     }  # fmt: skip
     return plain | more
 
@@ -61,6 +61,7 @@ def test_rows_judge_answers_loans_and_what_is_left() -> None:
         "share of the prefix that had come at the fault: most": 50,
         "killed: loans recomputed": 2,
         "killed: share of the prefix that came in all, most": 40,
+        "killed: longest from the fault to the whole prompt's KV": 7,
         "killed: longest from the fault to the first token": 11,
         "killed: later loans of no use": 2,
         "cut: loans used": 1,
