@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import provenance, report
 from benchmarks.aims.whose import COUNTED, counted
-from benchmarks.chaos import reads, recompute_report
+from benchmarks.chaos import lenders_report, reads, recompute_report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
 from benchmarks.decisions.dispatching import FLEET_PAIRS, fleet_name
@@ -599,6 +599,11 @@ OTHERS: dict[str, Other] = {
         "Faults of single reads of KV between two hosts, vLLM's CPU engines",
         "python -m benchmarks.chaos.reads",
         reads.rows,
+    ),
+    "reads/lenders.json": Other(
+        "Faults of the lender of a prefix while it is read, vLLM's CPU engines",
+        "python -m benchmarks.chaos.lenders",
+        lenders_report.rows,
     ),
     "recompute/recompute.json": Other(
         "The pause of a stream after its decode engine was killed, by the tokens computed again, vLLM's CPU engines",

@@ -48,6 +48,7 @@ MISSING = frozenset(
         "peers/gpu.json",
         "peers/peers.json",
         "peers/real.json",
+        "reads/lenders.json",
         "scaling_live/steps.json",
         "streams/streams.json",
         "watching/page.json",

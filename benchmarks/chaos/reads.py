@@ -42,7 +42,8 @@ from typing import Any
 
 from actors.wire.messages import Failed, PrefillDone
 from benchmarks.chaos import memory
-from benchmarks.chaos.two_hosts import AGENT, ENGINES, LEASE_S, LENDER, READER, Attempt, Lost, TwoHosts
+from benchmarks.chaos.hosted import AGENT
+from benchmarks.chaos.two_hosts import ENGINES, LEASE_S, LENDER, READER, Attempt, Lost, TwoHosts
 from benchmarks.experiments.base import Row
 from benchmarks.live.kept import Parts
 from benchmarks.live.load import run_fast

@@ -9,17 +9,11 @@ rests on KV that was read.
 import asyncio
 import contextlib
 import itertools
-import json
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import (
@@ -36,25 +30,21 @@ from actors.wire.messages import (
     Tokens,
 )
 from actors.wire.sockets import connect, listen
-from benchmarks.mfs.engines import SECRET, OnLink, Sizes
+from benchmarks.chaos.hosted import AGENT, START_S, Hosted
+from benchmarks.mfs.engines import SECRET, Sizes
 from benchmarks.mfs.link import Pair
 from policies.request.attempts import attempt_id_of
 
-LENDER, READER, AGENT = "prefill-0", "decode-0", "agent"
+LENDER, READER = "prefill-0", "decode-0"
 ENGINES = (LENDER, READER)
 LEASE_S = 12
 """Seconds of a lease: longer than a cut and a read take together."""
 
-START_S = 600.0
 TIMEOUT_S = 60.0
 SIZES = Sizes(
     decodes=1, slots=4, lease_s=LEASE_S, prefill_kv_gib=1.0, decode_kv_gib=1.0, read_timeout_s=TIMEOUT_S
 )
 PARAMS = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-
-
-class StartError(Exception):
-    """An engine or the agent did not start. The message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +68,15 @@ class Attempt:
     admitted: Admitted | None = None
 
 
-class TwoHosts:
+class TwoHosts(Hosted):
     """The processes and the client. `begin` starts a process, `ready` waits for an engine."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
-        self.pair = pair
-        self._place = OnLink(pair, SIZES)
-        self._folder = folder
+        super().__init__(pair, folder, SIZES)
         self._me = Identity("ingress", "reads", SECRET.encode())
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._channels: dict[str, Channel] = {}
         self._attempts: dict[str, Attempt] = {}
         self._numbers = itertools.count(1)
-        self._starts = itertools.count(1)
         self._router: asyncio.Server | None = None
         self.statuses: dict[str, tuple[float, Status]] = {}
         """The latest report of each engine, and when it came."""
@@ -100,9 +86,7 @@ class TwoHosts:
     async def start(self) -> None:
         """Starts everything, and waits until it serves. Raises StartError."""
         router = Identity("router", "router-reads", SECRET.encode())
-        self._router, _ = await listen(
-            self._address("router"), lambda: Channel(router, self._on_report), None
-        )
+        self._router, _ = await listen(self.address("router"), lambda: Channel(router, self._on_report), None)
         for name in (AGENT, *ENGINES):
             self.begin(name)
         for name in ENGINES:
@@ -114,64 +98,24 @@ class TwoHosts:
             channel.close()
         if self._router is not None:
             self._router.close()
-        await asyncio.to_thread(self._place.end)
+        await self.end()
 
-    def begin(self, name: str) -> None:
-        """Starts an engine or the agent."""
-        role = name.partition("-")[0]
-        log = self._folder / f"{name}-{next(self._starts)}.log"
-        listen_at = ["--listen", self._address(name)]
-        if name == AGENT:
-            command = ["-m", "actors.flow.host", "--node", "decode", "--knows", "prefill", *listen_at]
-            self._processes[name] = self._place.start("decode", [sys.executable, *command], log)
-            return
-        options = self._place.options(name, self._address(AGENT), False) | {"integrity": "full"}
-        options["engine_args"] = {"enable_prefix_caching": False}
-        command = ["-m", "actors.engine.host", "--kind", "vllm", "--role", role, "--id", name, *listen_at]
-        command += ["--router", self._address("router"), "--config", json.dumps(options)]
-        self._processes[name] = self._place.start(role, [sys.executable, *command], log)
+    def options(self, name: str) -> dict[str, Any]:
+        return super().options(name) | {"engine_args": {"enable_prefix_caching": False}}
 
     async def ready(self, name: str) -> None:
         """Waits until an engine serves, and connects to it. Raises StartError."""
         end_s = time.monotonic() + START_S
-        while time.monotonic() < end_s and self._processes[name].poll() is None:
+        while time.monotonic() < end_s and self.runs(name):
             with contextlib.suppress(ConnectionError, WireError):
                 channel = await connect(
-                    (self._address(name),),
+                    (self.address(name),),
                     lambda: Channel(self._me, self._on_message, on_close=self._on_close),
                 )
                 self._channels[name] = channel
                 return
             await asyncio.sleep(0.3)
-        logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda file: file.stat().st_mtime)
-        raise StartError(
-            f"{name} does not serve; its log ends:\n{logs[-1].read_text(errors='replace')[-3000:]}"
-        )
-
-    def tree(self, name: str) -> list[psutil.Process]:
-        """Returns the processes of an engine or the agent: its core is the one with the most memory."""
-        root = psutil.Process(self._processes[name].pid)
-        return [root, *root.children(recursive=True)]
-
-    def core(self, name: str) -> psutil.Process:
-        """Returns the process that has an engine's KV."""
-        return max(self.tree(name), key=lambda process: process.memory_info().rss)
-
-    async def kill(self, name: str) -> None:
-        """Kills a process with its children (SIGKILL), and waits until all have gone."""
-        tree = self.tree(name)
-        for process in reversed(tree):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-        await asyncio.to_thread(self._processes[name].wait, 30)
-        await asyncio.to_thread(psutil.wait_procs, tree, 30)
-
-    def count(self) -> int:
-        """Returns the number of processes on both hosts."""
-        return len(self.pair.prefill.processes()) + len(self.pair.decode.processes())
-
-    def _address(self, name: str) -> str:
-        return f"unix:{self._folder}/{name}.sock"
+        raise self.no_start(name)
 
     # ------------------------------------------------------------------------------------------------- requests
 

@@ -103,9 +103,8 @@ class TaskRunner:
         if not self._accepts("prefill", msg.attempt_id):
             return
         task = EngineTask("prefill", msg, lent=self._lent(msg))
-        output = () if msg.resume is None else msg.resume.token_ids
         try:
-            request = self._request(msg, self._prefill_params(task, msg), output)
+            request = self._prefill_request(task, msg)
         except params.BadParameter as e:
             self._forgo(task)
             self._sink.failed(Failed(msg.attempt_id, "prefill", "bad_request", str(e), False, e.param))
@@ -144,6 +143,13 @@ class TaskRunner:
                 task.siblings.append((index, request))
             else:
                 self._submit(task, index, request)
+
+    def _prefill_request(self, task: EngineTask, msg: Prefill) -> "EngineCoreRequest":
+        """Returns vLLM's request for a prefill, which computes the output of another engine as well as the prompt.
+        Raises BadParameter.
+        """
+        output = () if msg.resume is None else msg.resume.token_ids
+        return self._request(msg, self._prefill_params(task, msg), output)
 
     def _prefill_params(self, task: EngineTask, msg: Prefill) -> "SamplingParams":
         """Returns the SamplingParams of a prefill. Raises BadParameter for whatever its decode would refuse."""
@@ -369,7 +375,7 @@ class TaskRunner:
         assert isinstance(task.msg, Prefill)
         ids, task.lent = task.open_ids(), None
         try:
-            request = self._request(task.msg, self._prefill_params(task, task.msg))
+            request = self._prefill_request(task, task.msg)
         except Exception as e:
             self._fail(
                 task, "kv_load", f"the lent prefix could not be read, nor the prompt computed: {e!r}", True

@@ -13,6 +13,7 @@ memory, about 1 GB/s a core, in a thread of its own.
 """
 
 import concurrent.futures
+import contextlib
 import ctypes
 import zlib
 from collections.abc import Callable
@@ -114,7 +115,7 @@ class SumsTable:
 
 
 class Fetch:
-    """One read of a lender's checksums."""
+    """One read of a lender's checksums. The constructor raises NIXL's errors, and then holds nothing."""
 
     def __init__(
         self, agent: Any, backends: list[str], source: str, sums: SumsAt, indices: npt.NDArray[Any]
@@ -129,33 +130,49 @@ class Fetch:
             remote.append((sums.address + int(indices[first]) * _WORD_BYTES, size, 0))
         region = [(base, self._got.nbytes, 0, "")]
         self._registration = agent.register_memory(agent.get_reg_descs(region, "DRAM"), backends=backends)
-        get_descs = agent.get_xfer_descs
-        self._handle = agent.initialize_xfer(
-            "READ", get_descs(local, "DRAM"), get_descs(remote, "DRAM"), source
-        )
-        self._state = agent.transfer(self._handle)
+        self._handle: Any = None
+        # unless NIXL says otherwise
+        self._state = "ERR"
+        try:
+            get_descs = agent.get_xfer_descs
+            self._handle = agent.initialize_xfer(
+                "READ", get_descs(local, "DRAM"), get_descs(remote, "DRAM"), source
+            )
+            self._state = agent.transfer(self._handle)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
     def poll(self) -> npt.NDArray[np.uint32] | None:
         """Returns the checksums, or None while the read is under way. Raises RuntimeError if it failed, and NIXL's
-        errors.
+        errors, of which the first ends the read.
         """
-        if self._state == "PROC":
-            self._state = self._agent.check_xfer_state(self._handle)
-        if self._state == "PROC":
+        state = self._look()
+        if state == "PROC":
             return None
-        if self._state != "DONE":
-            raise RuntimeError(f"NIXL's state of a read of checksums is {self._state}")
+        if state != "DONE":
+            raise RuntimeError(f"NIXL's state of a read of checksums is {state}")
         return self._got
 
     def close(self) -> bool:
-        """Frees what the read holds, and returns whether it could: not while the read is under way."""
-        if self._state == "PROC":
-            self._state = self._agent.check_xfer_state(self._handle)
-            if self._state == "PROC":
-                return False
-        self._agent.release_xfer_handle(self._handle)
-        self._agent.deregister_memory(self._registration)
+        """Frees what the read holds, and returns whether it could: not while the read is under way. Raises NIXL's
+        errors; nothing is freed then, because NIXL may still write.
+        """
+        if self._look() == "PROC":
+            return False
+        if self._handle is not None:
+            self._agent.release_xfer_handle(self._handle)
+        with contextlib.suppress(Exception):
+            self._agent.deregister_memory(self._registration)
         return True
+
+    def _look(self) -> str:
+        if self._state == "PROC":
+            # NIXL raises an error for a lender that has gone, and its read has ended then
+            self._state = "ERR"
+            self._state = self._agent.check_xfer_state(self._handle)
+        return self._state
 
 
 def runs(indices: npt.NDArray[Any]) -> list[tuple[int, int]]:

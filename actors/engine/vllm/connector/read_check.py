@@ -162,7 +162,9 @@ class ReadChecks:
 
 
 def _closed(fetch: Fetch) -> bool:
-    """Whether the fetch holds nothing any longer. NIXL's errors leave what it holds to the end of the process."""
+    """Whether the fetch holds nothing any longer. After an error of NIXL's it is tried again: the memory of a read that
+    NIXL has not released may still be written.
+    """
     with contextlib.suppress(Exception):
         return fetch.close()
-    return True
+    return False

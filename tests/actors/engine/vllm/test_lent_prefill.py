@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 
 from actors.engine.vllm.connector import ENDS, RELEASE  # noqa: E402
 from actors.engine.vllm.stats import Transfer  # noqa: E402
-from actors.wire.messages import Failed, Prefill  # noqa: E402
+from actors.wire.messages import Failed, Prefill, Resume  # noqa: E402
 from tests.actors.engine.vllm.small import SmallModel  # noqa: E402
 from tests.actors.engine.vllm.test_resume import PROMPT, Rig, settle  # noqa: E402
 
@@ -82,6 +82,18 @@ async def test_a_read_that_takes_too_long_is_left_and_the_prompt_computed(model:
     await settle()
     assert rig.core.aborted == [first.request_id, second.request_id]
     assert not rig.runner.busy
+
+
+async def test_a_prefill_that_is_computed_anew_computes_the_output_of_another_engine_too(
+    model: SmallModel,
+) -> None:
+    rig = Rig(model)
+    resume = Resume(0, 2, [1000, 1001], 0)
+    rig.runner.prefill(Prefill("r", PROMPT, {}, 60.0, prefix=msgspec.msgpack.encode(LENT), resume=resume))
+    await settle()
+    rig.runner.on_overdue(rig.core.requests[0].request_id)
+    await settle()
+    assert [request.prompt_token_ids for request in rig.core.requests] == [[*PROMPT, 1000, 1001]] * 2
 
 
 async def test_the_reports_of_its_read_say_nothing_of_a_decode(model: SmallModel) -> None:
