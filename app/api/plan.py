@@ -12,6 +12,7 @@ from app.api.budget import (
     check_biases,
     check_candidates,
     check_echo,
+    check_options,
     check_schema,
     check_stops,
     check_template,
@@ -158,6 +159,7 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
     if request.chat_template_kwargs:
         check_template(request.chat_template_kwargs)
     check_candidates(1, plan.n, plan.logprobs)
+    check_options(plan.kept_bytes, plan.n)
     plan.add_special_tokens = bool(request.add_special_tokens)
     plan.request = request
     return plan
@@ -190,6 +192,7 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults
         if plan.echo:
             plan.params["prompt_logprobs"] = request.logprobs
     check_candidates(len(plan.prompts), plan.n, plan.logprobs)
+    check_options(plan.kept_bytes, len(plan.prompts) * plan.n)
     plan.add_special_tokens = request.add_special_tokens is not False
     return plan
 
@@ -238,7 +241,7 @@ def _common(
     params = {name: given[name] for name in _SAMPLING if given[name] is not None}
     if request.stop is not None:
         params["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    kept_bytes = check_stops(params.get("stop"), request.stop_token_ids)
+    kept_bytes = check_stops(params.get("stop"), request.stop_token_ids, request.min_tokens)
     if request.logit_bias:
         kept_bytes += check_biases(request.logit_bias)
         params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}
