@@ -33,8 +33,8 @@ from actors.wire.tcp import queued_bytes
 from app.api.errors import ApiError, host_not_allowed, no_memory, too_large
 from app.ingress.http.crowd import Crowd, Reason, address_of
 from app.ingress.http.fast_reply import HttpReply, build_head
-from app.ingress.http.head import ONCE, check_head, without_upgrade
-from app.ingress.http.memory import SMALL_BYTES, RequestMemory, SharedBytes
+from app.ingress.http.head import ONCE, check_head, repeated_header, without_upgrade
+from app.ingress.http.memory import SMALL_BYTES, RequestMemory, SharedBytes, most_body_bytes
 from app.ingress.http.reply import GONE_DISCONNECTED, GONE_SLOW, Headers, Reply, Request
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,14 @@ Admit = Callable[[Request], None]
 class Bounds:
     """The things that the connections of one port share: limits, counts, and the checks of a head.
 
+    Bodies have at most `max_body_bytes` on the paths that are `large`, and `SMALL_BYTES` on others (`most_body_bytes`).
     `unread` has the bytes that clients have not read. `observed` are the paths that are answered beyond the limits of
     `crowd`. `permits` says whether a Host may be answered. `admit` raises `ApiError` for a request, whose body has not
     come yet, that would be refused whatever it holds. `refused` counts a refusal by its reason.
     """
 
     max_body_bytes: int
+    large: Collection[str]
     slow_client_bytes: int
     memory: RequestMemory
     unread: "SharedBytes[FastHttpProtocol]"
@@ -129,6 +131,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._header_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._most_body_bytes = 0
         self._head_done = False
         self._in_request = False
 
@@ -235,9 +238,7 @@ class FastHttpProtocol(asyncio.Protocol):
             return  # a trailer; none has a meaning here
         name = name.lower()
         if name in ONCE and name in self._headers:
-            raise ApiError(
-                400, f"The request has more than one {name.decode()} header.", code="repeated_header"
-            )
+            raise repeated_header(name)
         self._headers[name] = value
 
     def on_headers_complete(self) -> None:
@@ -254,6 +255,7 @@ class FastHttpProtocol(asyncio.Protocol):
         path = self._path()
         if self._crowded is not None and path not in self._bounds.observed:
             raise self._bounds.crowd.refusal(self._crowded)
+        self._most_body_bytes = most_body_bytes(path, self._bounds.large, self._bounds.max_body_bytes)
         length = self._headers.get(b"content-length", b"")
         n_bytes = int(length) if length.isdigit() else None
         if n_bytes is not None:
@@ -268,8 +270,8 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._bounds.max_body_bytes:
-            raise too_large(self._bounds.max_body_bytes)
+        if self._body_bytes > self._most_body_bytes:
+            raise too_large(self._most_body_bytes)
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -299,8 +301,8 @@ class FastHttpProtocol(asyncio.Protocol):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _check_length(self, n_bytes: int) -> None:
-        if n_bytes > self._bounds.max_body_bytes:
-            raise too_large(self._bounds.max_body_bytes)
+        if n_bytes > self._most_body_bytes:
+            raise too_large(self._most_body_bytes)
         self._bounds.memory.check_announced(n_bytes)
 
     def _path(self) -> str:

@@ -209,6 +209,24 @@ async def test_a_request_that_follows_a_running_stream_in_time_is_answered(tmp_p
         await made.idle()
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize("path", ["/health", "/nowhere", "/sluice/admin/policy", "/v1/models"])
+async def test_only_requests_for_output_may_be_large(tmp_path: Path, path: str, fast: bool) -> None:
+    """No key is asked for before the bodies of others are read, and they would take the memory of all."""
+    listener = ListenerConfig(port=0, fast=fast)
+    async with rig(tmp_path, pair(tmp_path), listener=listener) as made, clients(made) as connect:
+        announced = await connect()
+        announced.send(raw("PUT", path, b"x" * 100_000)[:-100_000])
+        status, _, body = await announced.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
+        growing = await connect()
+        growing.send(CHUNKED.replace(b"/v1/completions", path.encode()))
+        for _ in range(2):
+            growing.send(b"a000\r\n" + b"x" * 0xA000 + b"\r\n")
+        assert (await growing.answer())[0] == 413
+        await until(lambda: not held(made), "nothing held")
+
+
 # ------------------------------------------------------------------------------------------------ all connections
 
 
