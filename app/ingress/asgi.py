@@ -37,7 +37,7 @@ from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
-from app.ingress.tenants.gate import Caller, Gate
+from app.ingress.tenants.gate import Caller, Gate, least_need_of
 from app.ingress.tenants.unnamed import unnamed_tenant
 from app.ingress.tokenizer import TextCodec
 from app.ingress.work_bound import held_of
@@ -376,6 +376,9 @@ class IngressApp:
                 exchange.begin(prompts, grant)
         else:
             self._intake.check_lengths(plan, context)
+            if caller is not None and self._gate is not None:
+                # what its key will not admit in the end takes no thread's time from others
+                self._gate.check(caller, least_need_of(plan, self._intake.fewest_tokens(plan)))
             self._intake_threads.take(size)
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             exchange = self._open(plan, reply, request_id, started_s, parsed_s)
