@@ -153,10 +153,12 @@ class FastHttpProtocol(asyncio.Protocol):
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[attr-defined]
         self._server.connections.add(self)
         self._address, self._crowded = address, crowded
+        self._idles()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = self._closing = True
         self._server.connections.discard(self)
+        self._bounds.crowd.works(self)
         self._bounds.crowd.leave(self._address)
         self._bounds.unread.hold(self, 0)
         self._let_go()
@@ -227,6 +229,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._reset()
         self._in_request = True
         self._sweeps = 0
+        self._bounds.crowd.works(self)
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -383,6 +386,13 @@ class FastHttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting and not self._paused:  # an unread answer delays the next
             self._loop.call_soon(self._next)
+        elif not self._in_request and not self.transport.get_write_buffer_size():
+            self._idles()
+
+    def _idles(self) -> None:
+        """Lets the connection make way for another one, unless it is one of the spare ones, which end soon."""
+        if self._crowded is None:
+            self._bounds.crowd.idles(self, self.shutdown)
 
     def date_line(self) -> bytes:
         return b"".join(b"%s: %s\r\n" % pair for pair in self._server.default_headers)

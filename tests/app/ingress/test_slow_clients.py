@@ -196,6 +196,27 @@ def test_connections_are_counted_by_address() -> None:
     assert refused == ["address", "connections"]
 
 
+def test_what_idles_makes_way_in_its_order_but_for_nobody_beyond_a_limit_of_its_own() -> None:
+    ended: list[str] = []
+    here = Crowd(2, 2, lambda _: None)
+    for name in ("a", "b"):
+        assert here.enter(name) is None
+        here.idles(name, lambda name=name: ended.append(name))
+    assert here.enter("c") is None
+    assert ended == ["a"]
+    here.leave("a")
+    # `b` works, and `c` as well
+    here.works("b")
+    assert here.enter("d") == "connections"
+    here.leave("d")
+    here.idles("b", lambda: ended.append("b"))
+    assert here.enter("c") is None
+    here.leave("b")
+    here.idles("c", lambda: ended.append("c"))
+    assert here.enter("c") == "connections"
+    assert ended == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [
