@@ -441,6 +441,21 @@ async def test_an_error_over_a_schema_or_tools_is_no_fault_of_the_engine(
     assert not rig.runner.busy
 
 
+async def test_no_request_chooses_the_backend_of_everybody_s_grammars(model: SmallModel) -> None:
+    """A core takes the backend of its first request for all later ones. This schema is one that vLLM by default gives
+    to outlines, which has no `json_object`.
+    """
+    rig = Rig(model)
+    patterns = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "string"}}}
+    first = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": patterns}}}
+    assert await rig.decode([], None, first) == []
+    assert rig.sink.failed_with() == ("bad_request", None, False)
+    assert rig.core.requests == []
+    for params in ({"response_format": {"type": "json_object"}}, SCHEMA):
+        await rig.decode([1000], FinishReason.STOP, params)
+        assert rig.core.requests[-1].sampling_params.structured_outputs._backend == "xgrammar"
+
+
 @pytest.mark.parametrize(("params", "code"), [({}, "internal"), (SCHEMA, "bad_output")])
 async def test_an_answer_that_breaks_its_grammar_is_no_fault_of_the_engine(
     model: SmallModel, params: dict[str, Any], code: str
