@@ -31,6 +31,11 @@ _SAMPLING = (
 )  # fmt: skip
 """Fields of the request that go to the engine under their own names, if the client gave them."""
 
+_OF_ENGINES = set(ChatRequest.model_fields) - {"priority", "slo", "session"}
+"""Fields of a chat that an engine gets where it parses the answer. The others are Sluice's own: vLLM has a `priority`,
+too, and takes no class for it.
+"""
+
 ECHO_CHARS_PER_ID = 4
 """Characters that an echoed token id is taken for. ASSUMPTION: the mean of English text."""
 
@@ -42,7 +47,7 @@ class Plan:
     `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
     is the field that `max_tokens` came from. `unnamed` is the tenant that the request counts for where no API key names
     one. `kept_bytes` is the memory of what is kept beside the prompts until the answer ends: lists, schemas, and the
-    body if engines get it. `limits_itself` says whether the client allows the request less time than the server does.
+    chat if engines get it. `limits_itself` says whether the client allows the request less time than the server does.
     """
 
     chat: bool
@@ -152,8 +157,9 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
     if request.tool_choice not in (None, "none") and not request.tools:
         raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if request.tools and request.tool_choice != "none":
-        plan.engine_chat = body
-        plan.kept_bytes += len(body)
+        # an engine reads it twice, so it is without what neither Sluice nor vLLM knows
+        plan.engine_chat = request.model_dump_json(include=_OF_ENGINES, exclude_unset=True).encode()
+        plan.kept_bytes += len(plan.engine_chat)
     if request.tools:
         check_tools(request.tools)
     if request.chat_template_kwargs:

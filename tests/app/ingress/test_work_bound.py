@@ -157,8 +157,8 @@ async def test_prompts_beyond_the_bytes_are_refused_until_others_end(
 TOOL = {"type": "function", "function": {"name": "f"}}
 FILLER = {"x": "y" * 3000}
 OPTIONS = [
-    # engines get the whole body of a request with tools, also what nobody reads of it
-    {"tools": [TOOL], "metadata": FILLER},
+    # engines get the conversation and the tools of a request with tools
+    {"tools": [TOOL | FILLER]},
     {"response_format": {"type": "json_object", "x": [{}] * 20}},
     {"response_format": {"type": "json_object"} | FILLER},
     {"logit_bias": {str(token): 1.0 for token in range(20)}},

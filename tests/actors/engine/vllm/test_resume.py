@@ -27,6 +27,8 @@ from actors.engine.vllm.resume import output_before, resumed_seed  # noqa: E402
 from actors.engine.vllm.runner import TaskRunner  # noqa: E402
 from actors.engine.vllm.tools import ChoiceParser, ToolParsing  # noqa: E402
 from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, Resume  # noqa: E402
+from app.api.extensions import Defaults  # noqa: E402
+from app.api.plan import plan_chat  # noqa: E402
 from tests.actors.engine.vllm.small import MAX_MODEL_LEN, SmallModel  # noqa: E402
 
 PROMPT = list(range(1000, 1010))
@@ -439,6 +441,14 @@ async def test_an_error_over_a_schema_or_tools_is_no_fault_of_the_engine(
     # clients read the message of a bad request, and learn no exception of an engine
     assert ("AttributeError" in failed.message) == (code == "internal")
     assert not rig.runner.busy
+
+
+async def test_a_class_of_priority_beside_tools_is_nothing_that_vllm_reads(model: SmallModel) -> None:
+    own = {"priority": "interactive", "slo": {"ttft_ms": 100}, "session": "s", "metadata": {"a": "b"}}
+    chat = plan_chat(json.dumps(json.loads(TOOLS) | own).encode(), {}, Defaults()).engine_chat
+    rig = Rig(model)
+    (piece,) = await rig.decode([1000], FinishReason.STOP, {}, chat=chat)
+    assert piece.finish == "stop"
 
 
 async def test_no_request_chooses_the_backend_of_everybody_s_grammars(model: SmallModel) -> None:
