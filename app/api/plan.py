@@ -31,9 +31,9 @@ _SAMPLING = (
 )  # fmt: skip
 """Fields of the request that go to the engine under their own names, if the client gave them."""
 
-_OF_ENGINES = set(ChatRequest.model_fields) - {"priority", "slo", "session"}
-"""Fields of a chat that an engine gets where it parses the answer. The others are Sluice's own: vLLM has a `priority`,
-too, and takes no class for it.
+_OF_ENGINES = set(ChatRequest.model_fields) - {"priority", "slo", "session"} | {"include_reasoning"}
+"""Fields of a chat that an engine gets where it parses the answer. Those that are left out are Sluice's own: vLLM has a
+`priority`, too, and takes no class for it. The last one is vLLM's, and its parsers go by it.
 """
 
 ECHO_CHARS_PER_ID = 4

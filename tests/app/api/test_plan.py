@@ -203,6 +203,7 @@ def test_engines_get_of_a_chat_what_they_know() -> None:
         "stop": None,
         "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"x": True}}},
         "chat_template_kwargs": {"enable_thinking": False},
+        "include_reasoning": False,
     }
     own = {"priority": "interactive", "slo": {"ttft_ms": 5}, "session": "s"}
     body = json.dumps(known | own | {"metadata": {"x": "y" * 1000}}).encode()
