@@ -386,7 +386,7 @@ class FastHttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting and not self._paused:  # an unread answer delays the next
             self._loop.call_soon(self._next)
-        elif not self._in_request and not self.transport.get_write_buffer_size():
+        elif not self._in_request and not self._paused:
             self._idles()
 
     def _idles(self) -> None:
