@@ -34,8 +34,8 @@ MAX_STOP_CHARS = 4096
 page."""
 MAX_STOP_IDS = 1024
 MAX_HELD_BACK_IDS = 100
-"""Most `stop_token_ids` of a request with `min_tokens`. vLLM's model runner V2 has room for 128 tokens that may not come
-before that, the ends of sequence of the model among them, and dies of one more (`MAX_NUM_STOP_TOKEN_IDS` in
+"""Most `stop_token_ids` of a request with `min_tokens`. vLLM's model runner V2 has room for 128 tokens that may not
+come before that, the ends of sequence of the model among them, and dies of one more (`MAX_NUM_STOP_TOKEN_IDS` in
 `vllm/v1/worker/gpu/sample/logit_bias.py` of vLLM 0.32).
 """
 MAX_BIASES = 1024

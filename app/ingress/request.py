@@ -528,8 +528,8 @@ class IngressRequest(Connected):
 
 
 _NOT_AGAIN = frozenset({POISON.code, "deadline", IDLE})
-"""Codes of failures after which a client should not send the request again by itself: it would kill two more engines, or
-take all of its time once more.
+"""Codes of failures after which a client should not send the request again by itself: it would kill two more engines,
+or take all of its time once more.
 """
 
 _TOLD: dict[str, str] = {

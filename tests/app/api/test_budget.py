@@ -75,7 +75,8 @@ def test_ordinary_requests_pass() -> None:
         completion(prompt=["x" * 4000] * 1024, logprobs=5, max_tokens=1),
         completion(prompt=[[1] * 1000] * 128, logprobs=20),
         completion(
-            prompt=["x"] * 1024, response_format=as_format({"properties": dict.fromkeys("abcdefgh", {"type": "string"})})
+            prompt=["x"] * 1024,
+            response_format=as_format({"properties": {key: {"type": "string"} for key in "abcdefgh"}}),
         ),
     ):
         check_structure(body)

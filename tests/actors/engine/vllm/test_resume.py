@@ -396,7 +396,9 @@ async def test_an_answer_that_its_grammar_does_not_accept_is_no_fault_of_the_req
 
 # ----------------------------------------------------------------------- whose fault an error of vLLM is
 
-SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}}
+SCHEMA = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+}
 TOOLS = json.dumps(
     {
         "messages": [{"role": "user", "content": "x"}],
