@@ -228,7 +228,7 @@ async def test_what_its_key_will_not_admit_is_not_tokenised(
     keys: KeyFile, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads that tokenise are everybody's, and what is refused costs its client nothing."""
-    secret, other = keys.add(tokens_per_min=1000), keys.add("other")
+    secret, other = keys.add(tokens_per_min=1000), keys.add("umbrella")
     async with opened(engine={"max_model_len": 50_000}, offload_prompt_chars=100) as made:
         prepared: list[int] = []
         intake = made.app._intake
