@@ -29,6 +29,26 @@ def bound_socket(host: str, port: int, reuse_port: bool = False) -> socket.socke
     return sock
 
 
+IDLE_S, PROBE_S, PROBES = 30, 10, 3
+"""Seconds without traffic after which the kernel probes a client, seconds between two probes, and how many without an
+answer end the connection. ASSUMPTION: a client whose machine or network is gone costs its engine a minute at most, and
+a phone that changes its network has time for it. Linux alone probes nobody.
+"""
+
+
+def probe_idle_clients(listening: socket.socket) -> None:
+    """Has the kernel find out which clients of this socket are gone without a word, and end their connections.
+
+    On a connection on which nothing is sent, as while a request waits in the queue or its whole answer is generated,
+    nothing else would tell. Accepted connections inherit the options of the listening socket (Linux). A client that is
+    there and reads nothing answers the probes.
+    """
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", PROBE_S), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, name):
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 class Pipelined(HttpToolsProtocol):
     """uvicorn's protocol, which also tells the request that runs that its client has left. uvicorn tells only the last
     request of the connection. One before it, as a stream behind which a client has sent more, would wait for its client

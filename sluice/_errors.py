@@ -201,7 +201,7 @@ def error_from_response(status_code: int, headers: Mapping[str, str], body: byte
     text = body.decode("utf-8", errors="replace").strip()
     try:
         payload: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         payload = text[:_EXCERPT_CHARS]
     detail = _detail(
         payload,

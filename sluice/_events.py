@@ -159,7 +159,7 @@ class StreamState(Generic[ChunkT]):
     def _error_event(self, payload: str) -> bool:
         try:
             content = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         if not isinstance(content, dict) or not content.get("error"):
             return False

@@ -4,6 +4,7 @@ Each of these costs an engine or the ingress time or memory that other requests 
 OpenAI's own API takes, where that has a bound.
 """
 
+import math
 from typing import Any
 
 from app.api.errors import bad_request
@@ -32,8 +33,19 @@ MAX_STOP_CHARS = 4096
 """Longest stop text in characters; an engine looks for each in every piece of output. ASSUMPTION: nobody stops at a
 page."""
 MAX_STOP_IDS = 1024
-MAX_BIASES = 16_384
-"""Most entries of `logit_bias`. ASSUMPTION: a ban of a script's tokens has some thousands."""
+MAX_HELD_BACK_IDS = 100
+"""Most `stop_token_ids` of a request with `min_tokens`. vLLM's model runner V2 has room for 128 tokens that may not
+come before that, the ends of sequence of the model among them, and dies of one more (`MAX_NUM_STOP_TOKEN_IDS` in
+`vllm/v1/worker/gpu/sample/logit_bias.py` of vLLM 0.32).
+"""
+MAX_BIASES = 1024
+"""Most entries of `logit_bias`. vLLM's model runner V2 has room for 1,024, and dies of one more
+(`MAX_NUM_LOGIT_BIAS_TOKENS` in the same file).
+"""
+MAX_OPTION_BYTES = 2**26
+"""Most bytes of options over all sequences: an engine gets the options with each prompt, and reads a schema again for
+each choice. ASSUMPTION: a schema of 50 properties counts some 36 kB, and 1,024 sequences with it 37 MB.
+"""
 VALUE_BYTES = 160
 """Memory of a value in a request's options with its name, beside its text. Source: `tracemalloc` found 159 bytes for a
 value in 15,000 named objects with a text each, and less in other forms."""
@@ -54,7 +66,7 @@ def check_candidates(prompts: int, n: int, logprobs: int | None) -> None:
         raise bad_request(message, "logprobs", "request_too_costly")
 
 
-def check_stops(stops: list[str] | None, ids: list[int] | None) -> int:
+def check_stops(stops: list[str] | None, ids: list[int] | None, min_tokens: int | None) -> int:
     """Returns the bytes that stops take. Raises `ApiError` 400 for stops that are too long or too many; the number of
     texts is checked by the schema.
     """
@@ -62,6 +74,9 @@ def check_stops(stops: list[str] | None, ids: list[int] | None) -> int:
         raise bad_request(f"'stop': a text has {MAX_STOP_CHARS} characters at most.", "stop", "invalid_value")
     if ids is not None and len(ids) > MAX_STOP_IDS:
         message = f"'stop_token_ids' has {len(ids)} ids; at most {MAX_STOP_IDS}."
+        raise bad_request(message, "stop_token_ids", "invalid_value")
+    if ids is not None and min_tokens and len(set(ids)) > MAX_HELD_BACK_IDS:
+        message = f"'stop_token_ids' has {len(set(ids))} ids; at most {MAX_HELD_BACK_IDS} with 'min_tokens'."
         raise bad_request(message, "stop_token_ids", "invalid_value")
     texts, numbers = stops or (), ids or ()
     return VALUE_BYTES * (len(texts) + len(numbers)) + CHAR_BYTES * sum(map(len, texts))
@@ -73,6 +88,16 @@ def check_biases(biases: dict[str, float]) -> int:
         message = f"'logit_bias' has {len(biases)} entries; at most {MAX_BIASES}."
         raise bad_request(message, "logit_bias", "invalid_value")
     return VALUE_BYTES * len(biases)
+
+
+def check_options(n_bytes: int, sequences: int) -> None:
+    """Raises `ApiError` 400 if the options of a request are too large for its number of sequences."""
+    if n_bytes * sequences > MAX_OPTION_BYTES:
+        message = (
+            f"The options (schemas, tools, lists) take {n_bytes} bytes for each of {sequences} sequences "
+            f"(prompts x n); at most {MAX_OPTION_BYTES} together. Send several requests, or smaller options."
+        )
+        raise bad_request(message, "n", "request_too_costly")
 
 
 def check_schema(schema: dict[str, Any], param: str) -> int:
@@ -128,6 +153,9 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
                 # neither msgpack nor an engine has such a number
                 message = f"'{param}' has an integer of more than 64 bits."
                 raise bad_request(message, param, "invalid_value")
+            elif isinstance(one, float) and not math.isfinite(one):
+                # the parser takes NaN and 1e999, which no JSON of ours could pass on
+                raise bad_request(f"'{param}' has a number that is not finite.", param, "invalid_value")
         level = below
     for found, most, what in (
         (values, most_values, "values"),

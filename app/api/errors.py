@@ -9,6 +9,11 @@ import math
 
 import orjson
 
+NOT_AGAIN = (b"x-should-retry", b"false")
+"""OpenAI's header for a request that its client should not send again by itself. Without it OpenAI's own clients send a
+request that failed with 429 or 5xx twice more.
+"""
+
 
 class ApiError(Exception):
     """An error that answers a request.
@@ -107,7 +112,10 @@ def no_memory() -> ApiError:
 
 def too_large(limit_bytes: int) -> ApiError:
     """Returns the 413 of a request whose body is longer than the server reads."""
-    return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="body_too_large")
+    message = (
+        f"The request body is larger than the {limit_bytes} bytes that this path takes; send a shorter one."
+    )
+    return ApiError(413, message, code="body_too_large")
 
 
 def _type_of(status: int) -> str:

@@ -12,6 +12,7 @@ from app.api.budget import (
     check_biases,
     check_candidates,
     check_echo,
+    check_options,
     check_schema,
     check_stops,
     check_template,
@@ -30,6 +31,11 @@ _SAMPLING = (
 )  # fmt: skip
 """Fields of the request that go to the engine under their own names, if the client gave them."""
 
+_OF_ENGINES = set(ChatRequest.model_fields) - {"priority", "slo", "session"} | {"include_reasoning"}
+"""Fields of a chat that an engine gets where it parses the answer. Those that are left out are Sluice's own: vLLM has a
+`priority`, too, and takes no class for it. The last one is vLLM's, and its parsers go by it.
+"""
+
 ECHO_CHARS_PER_ID = 4
 """Characters that an echoed token id is taken for. ASSUMPTION: the mean of English text."""
 
@@ -41,7 +47,7 @@ class Plan:
     `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
     is the field that `max_tokens` came from. `unnamed` is the tenant that the request counts for where no API key names
     one. `kept_bytes` is the memory of what is kept beside the prompts until the answer ends: lists, schemas, and the
-    body if engines get it. `limits_itself` says whether the client allows the request less time than the server does.
+    chat if engines get it. `limits_itself` says whether the client allows the request less time than the server does.
     """
 
     chat: bool
@@ -151,13 +157,15 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
     if request.tool_choice not in (None, "none") and not request.tools:
         raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if request.tools and request.tool_choice != "none":
-        plan.engine_chat = body
-        plan.kept_bytes += len(body)
+        # an engine reads it twice, so it is without what neither Sluice nor vLLM knows
+        plan.engine_chat = request.model_dump_json(include=_OF_ENGINES, exclude_unset=True).encode()
+        plan.kept_bytes += len(plan.engine_chat)
     if request.tools:
         check_tools(request.tools)
     if request.chat_template_kwargs:
         check_template(request.chat_template_kwargs)
     check_candidates(1, plan.n, plan.logprobs)
+    check_options(plan.kept_bytes, plan.n)
     plan.add_special_tokens = bool(request.add_special_tokens)
     plan.request = request
     return plan
@@ -190,6 +198,7 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults
         if plan.echo:
             plan.params["prompt_logprobs"] = request.logprobs
     check_candidates(len(plan.prompts), plan.n, plan.logprobs)
+    check_options(plan.kept_bytes, len(plan.prompts) * plan.n)
     plan.add_special_tokens = request.add_special_tokens is not False
     return plan
 
@@ -238,7 +247,7 @@ def _common(
     params = {name: given[name] for name in _SAMPLING if given[name] is not None}
     if request.stop is not None:
         params["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    kept_bytes = check_stops(params.get("stop"), request.stop_token_ids)
+    kept_bytes = check_stops(params.get("stop"), request.stop_token_ids, request.min_tokens)
     if request.logit_bias:
         kept_bytes += check_biases(request.logit_bias)
         params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}

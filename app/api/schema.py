@@ -104,7 +104,8 @@ class _Request(BaseModel):
     """Penalty for every token that has occurred in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Penalty for every token by its number of occurrences in the output."""
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    # a logit times or by either is finite in float32; without bounds NaN reaches an engine's sampler
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     """Factor that makes tokens of the prompt and of the output so far less likely (above 1) or likelier (below 1)."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Biases of logits, by token id (as text)."""

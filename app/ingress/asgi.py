@@ -28,7 +28,8 @@ from app.ingress.audit import Audit
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import CLIENT_CLOSED, JSON, HttpExchange
-from app.ingress.http.memory import RequestMemory
+from app.ingress.http.head import ONCE, repeated_header
+from app.ingress.http.memory import RequestMemory, most_body_bytes
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake, IntakeThreads, Prompts
 from app.ingress.kept_page import KeptPage
@@ -36,7 +37,7 @@ from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
-from app.ingress.tenants.gate import Caller, Gate
+from app.ingress.tenants.gate import Caller, Gate, least_need_of
 from app.ingress.tenants.unnamed import unnamed_tenant
 from app.ingress.tokenizer import TextCodec
 from app.ingress.work_bound import held_of
@@ -375,6 +376,9 @@ class IngressApp:
                 exchange.begin(prompts, grant)
         else:
             self._intake.check_lengths(plan, context)
+            if caller is not None and self._gate is not None:
+                # what its key will not admit in the end takes no thread's time from others
+                self._gate.check(caller, least_need_of(plan, self._intake.fewest_tokens(plan)))
             self._intake_threads.take(size)
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             exchange = self._open(plan, reply, request_id, started_s, parsed_s)
@@ -516,15 +520,19 @@ class IngressApp:
         if scope["type"] != "http":
             raise ValueError(f"this application does not speak {scope['type']}")
         reply = AsgiReply(self.config.slow_client_bytes)
-        headers = {name.lower(): value for name, value in scope["headers"]}
+        headers: dict[bytes, bytes] = {}
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         request = Request(scope["method"], path, headers, b"", partial(_address_of, scope))
         try:
+            for name, value in scope["headers"]:
+                if name.lower() in ONCE and name.lower() in headers:
+                    raise repeated_header(name.lower())
+                headers[name.lower()] = value
             host = headers.get(b"host", b"")
             if permits is not None and not permits(host):
                 self.metrics.listener_refused("host")
                 raise host_not_allowed(host.decode("ascii", "replace"))
-            body = await self._read_body(headers, receive)
+            body = await self._read_body(path, headers, receive)
             if body is None:
                 return
             request.body = body
@@ -533,15 +541,17 @@ class IngressApp:
             self._refuse(error, reply, self._request_id(request))
         await reply.pump(receive, send)
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+    async def _read_body(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """Returns the body, or None if the client left meanwhile. Raises `ApiError` 413 or 503 if it is too long."""
-        memory, limit = self.request_memory, self.config.max_body_bytes
+        memory, limit = self.request_memory, most_body_bytes(path, OUTPUT, self.config.max_body_bytes)
         parts: list[bytes] = []
         size = 0
         announced = headers.get(b"content-length", b"")
         try:
             if announced.isdigit():
-                memory.check_announced(min(int(announced), limit))
+                if int(announced) > limit:
+                    raise too_large(limit)
+                memory.check_announced(int(announced))
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":

@@ -55,9 +55,9 @@ class IngressConfig:
     """
     max_prompt_bytes: Annotated[int, Whole(1024)] = 2**30
     """Bytes of the prompts under way, over all requests: their texts, 48 for each token, and what is kept of
-    the options (lists, schemas, the body if it has tools); beyond it requests are answered with 503. With the default
-    `max_in_flight` requests have 5,000 tokens each on average: at 4 characters a token, 4,096 x 5,000 x 52 bytes are
-    1.0 GiB.
+    the options (lists, schemas, the chat if it has tools); beyond it requests that take more than a 16,384th of it (64
+    KiB) are answered with 503. With the default `max_in_flight` requests have 5,000 tokens each on average: at 4
+    characters a token, 4,096 x 5,000 x 52 bytes are 1.0 GiB.
     """
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
     """Longest time that a request may take in all, with the whole of its stream; an API key may have another."""

@@ -63,6 +63,13 @@ class Intake:
             message = f"The model's chat template refuses the conversation: {error}."
             raise bad_request(message, "messages", "invalid_value") from None
 
+    def fewest_tokens(self, plan: Plan) -> int:
+        """Returns a number of tokens that the prompts of a plan have at least together, without tokenising them; 0 for
+        a conversation that is not rendered yet.
+        """
+        fewest = self.codec.fewest_tokens
+        return sum(fewest(prompt) if isinstance(prompt, str) else len(prompt) for prompt in plan.prompts)
+
     def check_lengths(self, plan: Plan, context: int) -> None:
         """Raises `ApiError` 400 if a prompt is too long for the context by its length alone."""
         plan.check_lengths(self.codec.fewest_tokens, context)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from actors.telemetry.facts import Answered, Kept, Place
-from app.api.errors import ApiError, draining
+from app.api.errors import NOT_AGAIN, ApiError, draining
 from app.ingress.connections import IngressConnections
 from app.ingress.http.memory import SharedBytes
 from app.ingress.work_bound import WorkBound
@@ -188,4 +188,5 @@ class OpenRequests:
 def _drop(request: OpenRequest) -> None:
     message = "The answers that wait here for their ends take too much memory, and this one takes the most."
     advice = "Ask for a stream, or for fewer log probabilities."
-    request.fail(ApiError(503, f"{message} {advice}", code="answer_memory", retry_after_s=1.0))
+    # as it is, it would take as much memory again
+    request.fail(ApiError(503, f"{message} {advice}", code="answer_memory", headers=[NOT_AGAIN]))

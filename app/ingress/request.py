@@ -32,7 +32,7 @@ from actors.wire.messages import (
     TimesTold,
 )
 from app.api.chunks import Choice
-from app.api.errors import ApiError
+from app.api.errors import NOT_AGAIN, ApiError
 from app.ingress.connections import Connected, IngressConnections
 from policies.engine_model.blocks import block_hashes, salt_of
 from policies.record import record
@@ -42,7 +42,7 @@ from policies.request.ended import RequestEnd, Tally
 from policies.request.life import Life
 from policies.request.stage import LoanEnd, Outcome, Stage, Task
 from policies.request.terms import Terms
-from policies.request.troubles import IDLE, NOT_RESUMABLE, URGENCY, within_budget
+from policies.request.troubles import IDLE, NOT_RESUMABLE, POISON, URGENCY, within_budget
 from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
@@ -522,14 +522,22 @@ class IngressRequest(Connected):
                 param=failure.param,
                 code=failure.code,
                 retry_after_s=failure.retry_after_s,
+                headers=[NOT_AGAIN] if failure.code in _NOT_AGAIN else None,
             ),
         )
 
+
+_NOT_AGAIN = frozenset({POISON.code, "deadline", IDLE})
+"""Codes of failures after which a client should not send the request again by itself: it would kill two more engines,
+or take all of its time once more.
+"""
 
 _TOLD: dict[str, str] = {
     "deadline": "The request took longer than the server allows.",
     "draining": "The engine that had the request is shutting down; try again later.",
     "overloaded": "The engine that had the request has as many as it takes; try again later.",
+    "bad_output": "The output broke the grammar that the request asks for, or is no valid tool call; try again, or ask "
+    "for a simpler one.",
     NOT_RESUMABLE: "An engine failed in the midst of the answer, and no other one can go on with it; try again.",
 }
 """The sentence that a client gets about an engine's failure, by its code."""

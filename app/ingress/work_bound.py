@@ -15,6 +15,12 @@ TOKEN_BYTES = 48
 """Bytes of a token of a prompt: 8 in the list, 32 for the number (28, in steps of 16), and 8 for the messages that take
 it to engines, which have 5 bytes a token, and to the router. CPython keeps no objects for numbers above 256."""
 
+SMALL_PART = 2**14
+"""The part of the bound on bytes that any request may take, whatever the others hold: 64 KiB of the default 1 GiB. Few
+long prompts, which wait in the queue for their turn, would otherwise keep all other requests out. The limit on requests
+under way bounds the sum: the 4,096 of `max_in_flight` take a quarter of the bound beside it.
+"""
+
 
 class Held(NamedTuple):
     """The sequences and bytes that a request has under way."""
@@ -39,7 +45,9 @@ def held_of(
 
 
 class WorkBound:
-    """Counts what all requests hold, and refuses what goes beyond `most_sequences` or `most_bytes`."""
+    """Counts what all requests hold, and refuses what goes beyond `most_sequences` or `most_bytes`. Small requests
+    (`SMALL_PART`) are not refused for the bytes.
+    """
 
     def __init__(self, most_sequences: int, most_bytes: int) -> None:
         self._most_sequences, self._most_bytes = most_sequences, most_bytes
@@ -69,9 +77,8 @@ class WorkBound:
         ):
             message = f"This replica has {self.sequences} sequences under way already; try again later."
             raise ApiError(429, message, code="too_many_sequences", retry_after_s=1.0)
-        if asked.n_bytes > before.n_bytes and (
-            self.n_bytes - before.n_bytes + asked.n_bytes > self._most_bytes
-        ):
+        large = asked.n_bytes > max(before.n_bytes, self._most_bytes // SMALL_PART)
+        if large and self.n_bytes - before.n_bytes + asked.n_bytes > self._most_bytes:
             message = f"The requests under way here take {self.n_bytes} bytes; try again later."
             raise ApiError(503, message, code="prompt_memory", retry_after_s=1.0)
 

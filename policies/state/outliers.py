@@ -42,11 +42,11 @@ COMPARED = 3
 COMPARE_S = 1.0
 """Shortest time between two comparisons in seconds, because ticks are more frequent."""
 
-BLAMELESS = frozenset(
-    {"bad_request", "deadline", "cancelled", "draining", "quarantined", "pool_timeout", "not_resumable"}
-)
+BLAMELESS = frozenset({
+    "bad_request", "bad_output", "deadline", "cancelled", "draining", "quarantined", "pool_timeout", "not_resumable",
+})  # fmt: skip
 """Codes of failures that say nothing about a worker, because the request, the client, a planned end, a lack of room or
-its quarantine itself is the cause.
+its quarantine itself is the cause. What a model puts out under a client's grammar or tools is the request's matter.
 """
 
 OF_BOTH_ENDS = frozenset({"kv_load", "unknown_handle"})

@@ -278,6 +278,8 @@ def test_error_statuses_are_typed(
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"[1]", "[1]"),
         (b'{"error": {"message": 7}}', '{"message": 7}'),
+        # nested more deeply than Python's calls
+        (b"[" * 100_000, "[" * 500),
     ],
 )
 def test_error_bodies_in_other_shapes(

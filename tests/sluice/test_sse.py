@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import InvalidResponseError
-from sluice._events import SSEDecoder
+from sluice._events import SSEDecoder, StreamState
+from sluice.types import ChatChunk
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,13 @@ def test_an_event_without_end_does_not_fill_the_memory(piece: bytes) -> None:
     decoder = SSEDecoder(max_event_bytes=100)
     with pytest.raises(InvalidResponseError, match="larger than 100"):
         deque(map(decoder.feed, [piece] * 10), maxlen=0)
+
+
+def test_an_error_event_that_is_nested_without_end_is_no_chunk() -> None:
+    state = StreamState(ChatChunk)
+    state.feed(b'data: {"error": ' + b"[" * 100_000 + b"\n\n")
+    with pytest.raises(InvalidResponseError, match="not a chunk"):
+        state.take()
 
 
 def test_small_events_may_be_many() -> None:

@@ -61,6 +61,9 @@ _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _LAST_PORT = 20_000, 60_000
 _HELD: list[socket.socket] = []  # held while this process lives
 
+GRAMMARS = "xgrammar"
+"""vLLM's backend for grammars that it tries first by default. It knows all forms of `response_format`."""
+
 
 class PhaseClock:
     """Measures consecutive phases of the start."""
@@ -301,11 +304,18 @@ def served_config(args: Mapping[str, Any]) -> Any:
 
     Those of an engine that says nothing of its use are 2,048 tokens a step on every GPU, where the server takes 8,192
     on a large one.
+
+    Grammars are built by `GRAMMARS` where the arguments name no backend. An engine of vLLM has one backend for all
+    requests, and by default that of the first one: a client could choose one by its schema that refuses the grammars of
+    everybody else (`grammar_init` in `vllm/v1/structured_output/__init__.py` of vLLM 0.32).
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    return AsyncEngineArgs(**args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    made = AsyncEngineArgs(**args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if made.structured_outputs_config.backend == "auto":
+        made.structured_outputs_config.backend = GRAMMARS
+    return made
 
 
 def remove_kv_sockets(events: Any) -> None:

@@ -79,11 +79,11 @@ def cache_salt(given: Mapping[str, Any]) -> str | None:
 
 def child_params(params: SamplingParams, index: int) -> SamplingParams:
     """Returns a copy of the parameters for choice `index`. If a seed is given, the copy's seed is seed + index, as in
-    vLLM.
+    vLLM, but in 64 bits: model runner V2 keeps seeds in such numbers, and dies of a larger one.
     """
     child = params.clone()
     if child.seed is not None:
-        child.seed += index
+        child.seed = (child.seed + index + 2**63) % 2**64 - 2**63
     return child
 
 

@@ -111,7 +111,7 @@ class TaskRunner:
             return
         except Exception as e:
             self._forgo(task)
-            self._unexpected(msg.attempt_id, "prefill", e)
+            self._unexpected(msg, "prefill", e)
             return
         self._begin(task)
         self._submit(task, 0, request)
@@ -134,7 +134,7 @@ class TaskRunner:
             self._sink.failed(Failed(msg.attempt_id, "decode", "unknown_handle", str(e), True))
             return
         except Exception as e:
-            self._unexpected(msg.attempt_id, "decode", e)
+            self._unexpected(msg, "decode", e)
             return
         self._begin(task)
         pulling = task.remote is not None
@@ -236,11 +236,21 @@ class TaskRunner:
             return None
         return {"traceparent": msg.trace}
 
-    def _unexpected(self, attempt_id: str, kind: Task, error: Exception) -> None:
-        """Fails one request over which vLLM raised an unexpected error. Other requests go on."""
+    def _unexpected(self, msg: Prefill | Decode, kind: Task, error: Exception) -> None:
+        """Fails one request over which vLLM raised an unexpected error. Other requests go on.
+
+        A request with a schema or tools of its client's is at fault itself: vLLM runs much code over these. A fault of
+        the engine would let any client have engines quarantined. An engine that is broken fails other requests, too.
+        """
+        attempt_id = msg.attempt_id
         log.error(
             "vLLM could not take the %s of %s", kind, attempt_id, exc_info=error, extra=about(attempt_id)
         )
+        field = "tools" if msg.chat is not None else "response_format"
+        if msg.chat is not None or msg.params.get(field) is not None:
+            said = f"vLLM cannot read '{field}' of this request: use a simpler schema, or none"
+            self._sink.failed(Failed(attempt_id, kind, "bad_request", said, False, field))
+            return
         message = f"vLLM could not take the request: {error!r}; see the engine's log"
         self._sink.failed(Failed(attempt_id, kind, "internal", message, False))
 
@@ -457,7 +467,9 @@ class TaskRunner:
         if reason == "abort":
             self._fail(task, "draining", "the vLLM engine gave the request up", True)
         elif task.generated_tokens > 0:
-            self._fail(task, "internal", "vLLM ended the request with an error; see the engine's log", True)
+            # vLLM does so where a grammar does not accept the tokens that were sampled under it
+            code = "internal" if task.grammar is None else "bad_output"
+            self._fail(task, code, "vLLM ended the request with an error; see the engine's log", True)
         elif task.remote is not None and task.grammar is None:
             self._fail(task, "kv_load", "the KV could not be loaded from the prefill engine", True)
         elif task.remote is not None:
@@ -504,7 +516,8 @@ class TaskRunner:
             log.exception(
                 "the output of %s could not be parsed", task.attempt_id, extra=about(task.attempt_id)
             )
-            self._fail(task, "internal", f"the output could not be parsed: {e!r}", False)
+            code = "bad_output" if task.parsers else "internal"
+            self._fail(task, code, f"the output could not be parsed: {e!r}", False)
             return
         if not self._batch:
             asyncio.get_running_loop().call_soon(self._flush)

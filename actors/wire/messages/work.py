@@ -195,10 +195,12 @@ class Failed(Wire, frozen=True):
     """The attempt ended on this engine without finishing. If `retryable`, it may succeed on another engine or later.
     `param` names the field of the request that caused the failure.
 
-    `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "stalled", "draining", "overloaded",
-    "unknown_handle", "not_resumable" and "internal". An engine that stalls, dies or ends its drain fails all its open
-    work. With "not_resumable" it refuses a `Decode.resume` that it cannot carry out, and says in words why. An engine
-    that stalls had stood still for `silent_s` seconds: what it got in them did not stop it.
+    `code` is one of "deadline", "kv_load", "bad_request", "bad_output", "engine_dead", "stalled", "draining",
+    "overloaded", "unknown_handle", "not_resumable" and "internal". "bad_output" says that the output broke the grammar
+    that the request asks for, or could not be read as tool calls: nothing is wrong with the engine. An engine that
+    stalls, dies or ends its drain fails all its open work. With "not_resumable" it refuses a `Decode.resume` that it
+    cannot carry out, and says in words why. An engine that stalls had stood still for `silent_s` seconds: what it got
+    in them did not stop it.
     """
 
     attempt_id: str

@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 from app.api.errors import ApiError, too_many_connections
@@ -15,21 +15,43 @@ Reason = Literal["connections", "address"]
 
 
 class Crowd:
-    """Counts the connections of one port. `refused` is called with the reason of each refusal."""
+    """Counts the connections of one port. `refused` is called with the reason of each refusal.
+
+    Connections on which nothing happens are known, the one that has idled longest first: beyond the limit of all
+    connections it makes way for a new one. Two addresses could otherwise keep everybody out by connections that idle.
+    """
 
     def __init__(self, most: int, most_by_address: int, refused: Callable[[Reason], None]) -> None:
         self._most, self._most_by_address, self._refused = most, most_by_address, refused
         self._count = 0
         self._by_address: Counter[str] = Counter()
+        # what ends each, in the order in which they began to idle
+        self._idle: dict[Hashable, Callable[[], None]] = {}
 
     def enter(self, address: str | None) -> Reason | None:
         """Counts a new connection, and returns the limit that it is beyond. A Unix socket has no address."""
         self._count += 1
         if address is not None:
             self._by_address[address] += 1
-        if self._count > self._most:
+        own = self._by_address[address or ""] > self._most_by_address
+        if self._count > self._most and (own or not self._make_way()):
             return "connections"
-        return "address" if self._by_address[address or ""] > self._most_by_address else None
+        return "address" if own else None
+
+    def idles(self, connection: Hashable, end: Callable[[], None]) -> None:
+        """Notes that nothing happens on a connection from now on; `end` closes it."""
+        self._idle[connection] = end
+
+    def works(self, connection: Hashable) -> None:
+        """Notes that something happens on a connection, or that it has ended."""
+        self._idle.pop(connection, None)
+
+    def _make_way(self) -> bool:
+        """Ends the connection that has idled longest, which is uncounted a moment later. Returns False without one."""
+        for connection in self._idle:
+            self._idle.pop(connection)()
+            return True
+        return False
 
     def leave(self, address: str | None) -> None:
         """Counts a connection as ended."""

@@ -12,6 +12,13 @@ disagree about such a request. llhttp itself refuses a second `content-length`.
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
 
 
+def repeated_header(name: bytes) -> ApiError:
+    """Returns the 400 of a request that has a header of `ONCE` more than once."""
+    return ApiError(
+        400, f"The request has more than one {name.decode()} header.", code="repeated_header", close=True
+    )
+
+
 def check_head(version: str, headers: dict[bytes, bytes]) -> None:
     """Raises `ApiError` 400 or 501 for a head whose host or framing is not valid; `headers` has lower-case names.
 

@@ -19,14 +19,14 @@ from functools import partial
 import uvicorn
 
 from actors import garbage, no_memory
-from app.ingress.asgi import OBSERVED, IngressApp
+from app.ingress.asgi import OBSERVED, OUTPUT, IngressApp
 from app.ingress.http.crowd import Crowd
 from app.ingress.http.handshakes import HANDSHAKE_S, TlsDoor
 from app.ingress.http.hosts import permits
 from app.ingress.http.memory import SharedBytes
 from app.ingress.http.protocol import Bounds, FastHttpProtocol, cut_slow
 from app.ingress.http.reply import Reply, Request
-from app.listening import bound_socket, uvicorn_config, uvicorn_server
+from app.listening import bound_socket, probe_idle_clients, uvicorn_config, uvicorn_server
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Listener:
         config = self._config
         sock = self._socket = bound_socket(config.host, config.port, config.reuse_port)
         self.port = sock.getsockname()[1]
+        probe_idle_clients(sock)
         permitted = permits(config.host, self._app.config.allowed_hosts)
         limits, refused = self._app.config, self._app.metrics.listener_refused
         max_connections = _affordable(limits.max_connections)
@@ -105,6 +106,7 @@ class Listener:
             dispatch=self._dispatch,
             bounds=Bounds(
                 max_body_bytes=limits.max_body_bytes,
+                large=OUTPUT,
                 slow_client_bytes=limits.slow_client_bytes,
                 memory=self._app.request_memory,
                 unread=SharedBytes(limits.max_unread_bytes, cut_slow),

@@ -4,7 +4,7 @@ Admission counts requests when they are complete. Before that a client decides h
 so all connections of a replica share one bound on them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from app.api.errors import ApiError
@@ -15,6 +15,13 @@ SMALL_BYTES = 64 * 2**10
 """Bytes that each connection may hold whatever the others hold, so that large requests never keep small ones out. The
 limit on connections bounds their sum.
 """
+
+
+def most_body_bytes(path: str, large: Collection[str], max_body_bytes: int) -> int:
+    """Returns the bytes that the body of a request for `path` may have: more than a few only on the paths that are
+    `large`. Elsewhere nobody needs more, and nobody is asked for a key before the body is read.
+    """
+    return max_body_bytes if path in large else min(SMALL_BYTES, max_body_bytes)
 
 
 class RequestMemory:

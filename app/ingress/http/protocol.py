@@ -33,8 +33,8 @@ from actors.wire.tcp import queued_bytes
 from app.api.errors import ApiError, host_not_allowed, no_memory, too_large
 from app.ingress.http.crowd import Crowd, Reason, address_of
 from app.ingress.http.fast_reply import HttpReply, build_head
-from app.ingress.http.head import ONCE, check_head, without_upgrade
-from app.ingress.http.memory import SMALL_BYTES, RequestMemory, SharedBytes
+from app.ingress.http.head import ONCE, check_head, repeated_header, without_upgrade
+from app.ingress.http.memory import SMALL_BYTES, RequestMemory, SharedBytes, most_body_bytes
 from app.ingress.http.reply import GONE_DISCONNECTED, GONE_SLOW, Headers, Reply, Request
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,14 @@ Admit = Callable[[Request], None]
 class Bounds:
     """The things that the connections of one port share: limits, counts, and the checks of a head.
 
+    Bodies have at most `max_body_bytes` on the paths that are `large`, and `SMALL_BYTES` on others (`most_body_bytes`).
     `unread` has the bytes that clients have not read. `observed` are the paths that are answered beyond the limits of
     `crowd`. `permits` says whether a Host may be answered. `admit` raises `ApiError` for a request, whose body has not
     come yet, that would be refused whatever it holds. `refused` counts a refusal by its reason.
     """
 
     max_body_bytes: int
+    large: Collection[str]
     slow_client_bytes: int
     memory: RequestMemory
     unread: "SharedBytes[FastHttpProtocol]"
@@ -129,6 +131,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._header_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._most_body_bytes = 0
         self._head_done = False
         self._in_request = False
 
@@ -150,10 +153,12 @@ class FastHttpProtocol(asyncio.Protocol):
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)  # type: ignore[attr-defined]
         self._server.connections.add(self)
         self._address, self._crowded = address, crowded
+        self._idles()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = self._closing = True
         self._server.connections.discard(self)
+        self._bounds.crowd.works(self)
         self._bounds.crowd.leave(self._address)
         self._bounds.unread.hold(self, 0)
         self._let_go()
@@ -224,6 +229,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._reset()
         self._in_request = True
         self._sweeps = 0
+        self._bounds.crowd.works(self)
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -235,9 +241,7 @@ class FastHttpProtocol(asyncio.Protocol):
             return  # a trailer; none has a meaning here
         name = name.lower()
         if name in ONCE and name in self._headers:
-            raise ApiError(
-                400, f"The request has more than one {name.decode()} header.", code="repeated_header"
-            )
+            raise repeated_header(name)
         self._headers[name] = value
 
     def on_headers_complete(self) -> None:
@@ -254,6 +258,7 @@ class FastHttpProtocol(asyncio.Protocol):
         path = self._path()
         if self._crowded is not None and path not in self._bounds.observed:
             raise self._bounds.crowd.refusal(self._crowded)
+        self._most_body_bytes = most_body_bytes(path, self._bounds.large, self._bounds.max_body_bytes)
         length = self._headers.get(b"content-length", b"")
         n_bytes = int(length) if length.isdigit() else None
         if n_bytes is not None:
@@ -268,8 +273,8 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._bounds.max_body_bytes:
-            raise too_large(self._bounds.max_body_bytes)
+        if self._body_bytes > self._most_body_bytes:
+            raise too_large(self._most_body_bytes)
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -299,8 +304,8 @@ class FastHttpProtocol(asyncio.Protocol):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _check_length(self, n_bytes: int) -> None:
-        if n_bytes > self._bounds.max_body_bytes:
-            raise too_large(self._bounds.max_body_bytes)
+        if n_bytes > self._most_body_bytes:
+            raise too_large(self._most_body_bytes)
         self._bounds.memory.check_announced(n_bytes)
 
     def _path(self) -> str:
@@ -381,6 +386,13 @@ class FastHttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting and not self._paused:  # an unread answer delays the next
             self._loop.call_soon(self._next)
+        elif not self._in_request and not self._paused:
+            self._idles()
+
+    def _idles(self) -> None:
+        """Lets the connection make way for another one, unless it is one of the spare ones, which end soon."""
+        if self._crowded is None:
+            self._bounds.crowd.idles(self, self.shutdown)
 
     def date_line(self) -> bytes:
         return b"".join(b"%s: %s\r\n" % pair for pair in self._server.default_headers)

@@ -2,7 +2,7 @@
 
 import math
 
-from app.api.errors import ApiError
+from app.api.errors import NOT_AGAIN, ApiError
 from app.ingress.tenants.ledger import Meter, Meters, Refusal
 
 Headers = list[tuple[bytes, bytes]]
@@ -26,7 +26,9 @@ def no_key() -> ApiError:
 def wrong_key(expired: bool = False) -> ApiError:
     """Returns the 401 of a request whose key is unknown or revoked, or `expired`."""
     message = (
-        "This API key has expired." if expired else "Incorrect API key provided: it is unknown or revoked."
+        "This API key has expired: ask the operator for another one."
+        if expired
+        else "Incorrect API key provided: it is unknown or revoked. Ask the operator for another one."
     )
     return ApiError(401, message, code="invalid_api_key")
 
@@ -36,7 +38,7 @@ def limited(refusal: Refusal, meters: Meters) -> ApiError:
     limit, most, used, asked, wait_s = refusal
     if wait_s is None:
         message = f"Request too large for this API key on {_WORDS[limit]}: Limit {most}, Requested {asked}."
-        headers = [*headers_of(meters), (b"x-should-retry", b"false")]
+        headers = [*headers_of(meters), NOT_AGAIN]
     else:
         message = (
             f"Rate limit reached for this API key on {_WORDS[limit]}: Limit {most}, Used {used}, Requested {asked}. "

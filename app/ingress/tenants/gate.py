@@ -28,7 +28,16 @@ from app.ingress.tenants.answers import headers_of, limited, no_key, wrong_key
 from app.ingress.tenants.key_file import Watch, read
 from app.ingress.tenants.keys import Found, KeyBook
 from app.ingress.tenants.labels import TenantLabels
-from app.ingress.tenants.ledger import Ledger, Limits, Meters, Need, Refusal, Reservation
+from app.ingress.tenants.ledger import (
+    LEAST,
+    Ledger,
+    Limits,
+    Meters,
+    Need,
+    Refusal,
+    Reservation,
+    never_fits,
+)
 from app.ingress.tenants.shared_ledger import SharedLedger, SharedReservation, StoreDownError
 
 log = logging.getLogger(__name__)
@@ -180,15 +189,18 @@ class Gate:
             return self._admin
         raise wrong_key()
 
-    def check(self, caller: Caller) -> None:
-        """Raises ApiError 429 if no request of this key fits now, however small, so that its body need not be read. It
-        knows only what this replica counts itself.
+    def check(self, caller: Caller, least: Need = LEAST) -> None:
+        """Raises ApiError 429 if no request of this key that needs `least` fits now, so that its body need not be read,
+        or its prompts tokenised. It knows only what this replica counts itself, and holds nothing.
         """
         if not self.waits:
             now_s, share = time.monotonic(), self.share
-            refused = self._ledger.refusal(caller.key_id, caller.limits, Need(1, 1), now_s, share)
-            if refused is not None:
-                raise self._refused(caller, refused, self._meters(caller, now_s))
+            refused = self._ledger.refusal(caller.key_id, caller.limits, least, now_s, share)
+        else:
+            # what is more than the whole limit never fits, whatever Redis counts
+            now_s, refused = time.monotonic(), never_fits(caller.limits, least)
+        if refused is not None:
+            raise self._refused(caller, refused, self._meters(caller, now_s))
 
     def prepare(self, caller: Caller, plan: Plan) -> None:
         """Gives a plan the cache salt of its tenant."""
@@ -357,6 +369,14 @@ class Gate:
             # without it a key would hold what has ended until it expires, which is minutes
             self._in_background(self._settle_again())
         self._store_error = self._store_down_until_s = None
+
+
+def least_need_of(plan: Plan, prompt_tokens: int) -> Need:
+    """Returns the least that a request may use whose prompts have this many tokens at least: a token for each answer
+    more.
+    """
+    sequences = max(1, len(plan.prompts)) * plan.n
+    return Need(sequences, prompt_tokens + sequences)
 
 
 def need_of(caller: Caller, plan: Plan, prompts: Prompts) -> Need:

@@ -45,6 +45,10 @@ class Need:
     tokens: int
 
 
+LEAST = Need(1, 1)
+"""The least that any request uses."""
+
+
 class Refusal(NamedTuple):
     """A request that does not fit. `wait_s` is when it may, or None if it never will: it asks for more than `most`."""
 
@@ -177,6 +181,11 @@ class Ledger:
             k for k, account in self._accounts.items() if k not in key_ids and not account.running
         ]:
             del self._accounts[key_id]
+
+
+def never_fits(limits: Limits, need: Need) -> Refusal | None:
+    """Returns why a request fits no account with these limits, however empty it is, or None if it fits an empty one."""
+    return Ledger().refusal("", limits, need, 0.0)
 
 
 def share_of(limit: int, share: float) -> int:

@@ -60,8 +60,11 @@ def test_ordinary_requests_pass() -> None:
         chat(
             stop=["\n\n", "END"],
             stop_token_ids=list(range(100)),
-            logit_bias={str(i): -100 for i in range(5000)},
+            logit_bias={str(i): -100 for i in range(1024)},
+            min_tokens=5,
         ),
+        chat(stop_token_ids=list(range(1000))),
+        chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
         check_structure(body)
@@ -71,6 +74,10 @@ def test_ordinary_requests_pass() -> None:
         completion(prompt=list(range(1_000_000))),
         completion(prompt=["x" * 4000] * 1024, logprobs=5, max_tokens=1),
         completion(prompt=[[1] * 1000] * 128, logprobs=20),
+        completion(
+            prompt=["x"] * 1024,
+            response_format=as_format({"properties": {key: {"type": "string"} for key in "abcdefgh"}}),
+        ),
     ):
         check_structure(body)
         plan_completion(body, {}, DEFAULTS)
@@ -103,13 +110,38 @@ def test_an_ordinary_echo_passes() -> None:
         (chat(chat_template_kwargs={"x": [1] * 10_001}), "chat_template_kwargs"),
         (chat(stop="x" * 4097), "stop"),
         (chat(stop_token_ids=[1] * 1025), "stop_token_ids"),
-        (chat(logit_bias={str(i): 1 for i in range(16_385)}), "logit_bias"),
+        # what kills an engine of vLLM: its arrays have room for 1,024 biases, and 128 stops with the model's own
+        (chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias"),
+        (chat(stop_token_ids=list(range(101)), min_tokens=1), "stop_token_ids"),
+        (chat(tools=[{"x": 1}]).replace(b'{"x":1}', b'{"x":NaN}'), "tools"),
+        (chat(chat_template_kwargs={"x": 1}).replace(b'{"x":1}', b'{"x":1e999}'), "chat_template_kwargs"),
+        (
+            chat(response_format=as_format({"minimum": 1})).replace(b'"minimum":1', b'"minimum":-Infinity'),
+            "response_format",
+        ),
     ],
 )
 def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         plan_chat(body, {}, DEFAULTS)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_options_count_for_each_sequence() -> None:
+    """An engine gets them with each prompt, and reads a schema again for each choice of it."""
+    # 10,000 values of 160 bytes and some 75,000 characters of 4: 1.9 MB
+    large = as_format({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}})
+    plan_chat(chat(response_format=large, n=16), {}, DEFAULTS)
+    plan_completion(completion(prompt=["x"] * 16, response_format=large), {}, DEFAULTS)
+    for body, plan in (
+        (chat(response_format=large, n=128), plan_chat),
+        (chat(tools=[tool("t", 60)] * 50, n=128), plan_chat),
+        (completion(prompt=["x"] * 128, response_format=large), plan_completion),
+        (completion(prompt=["x"] * 64, n=16, logit_bias={str(i): 1 for i in range(1000)}), plan_completion),
+    ):
+        with pytest.raises(ApiError, match="smaller options") as caught:
+            plan(body, {}, DEFAULTS)
+        assert (caught.value.status, caught.value.code) == (400, "request_too_costly")
 
 
 def test_candidates_of_a_step() -> None:

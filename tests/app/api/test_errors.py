@@ -71,6 +71,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+    ({"repetition_penalty": 1e300}, "repetition_penalty"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"100": 1}}, "logit_bias"),

@@ -1,5 +1,6 @@
 """The plan of a good request: parameters for the engine, defaults, extensions."""
 
+import json
 from typing import Any
 
 import orjson
@@ -185,6 +186,30 @@ def test_tools_send_the_request_along_for_the_engines_parser() -> None:
     assert chat().engine_chat is None
     assert chat(tools=tools).engine_chat is not None
     assert chat(tools=tools, tool_choice="none").engine_chat is None
+
+
+def test_engines_get_of_a_chat_what_they_know() -> None:
+    known = {
+        "messages": [
+            {"role": "user", "content": "\u00e4", "name": "n", "more": {"a": [1.5, None, 10**30]}},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": None}}}}],
+        "tool_choice": "auto",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "user": "u",
+        "stop": None,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"x": True}}},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "include_reasoning": False,
+    }
+    own = {"priority": "interactive", "slo": {"ttft_ms": 5}, "session": "s"}
+    body = json.dumps(known | own | {"metadata": {"x": "y" * 1000}}).encode()
+    sent = plan_chat(body, {}, Defaults()).engine_chat
+    assert sent is not None
+    assert json.loads(sent) == known
 
 
 def test_messages_for_the_template() -> None:

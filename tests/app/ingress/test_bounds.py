@@ -209,6 +209,24 @@ async def test_a_request_that_follows_a_running_stream_in_time_is_answered(tmp_p
         await made.idle()
 
 
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize("path", ["/health", "/nowhere", "/sluice/admin/policy", "/v1/models"])
+async def test_only_requests_for_output_may_be_large(tmp_path: Path, path: str, fast: bool) -> None:
+    """No key is asked for before the bodies of others are read, and they would take the memory of all."""
+    listener = ListenerConfig(port=0, fast=fast)
+    async with rig(tmp_path, pair(tmp_path), listener=listener) as made, clients(made) as connect:
+        announced = await connect()
+        announced.send(raw("PUT", path, b"x" * 100_000)[:-100_000])
+        status, _, body = await announced.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
+        growing = await connect()
+        growing.send(CHUNKED.replace(b"/v1/completions", path.encode()))
+        for _ in range(2):
+            growing.send(b"a000\r\n" + b"x" * 0xA000 + b"\r\n")
+        assert (await growing.answer())[0] == 413
+        await until(lambda: not held(made), "nothing held")
+
+
 # ------------------------------------------------------------------------------------------------ all connections
 
 
@@ -295,6 +313,50 @@ async def test_a_connection_too_many_gets_503_and_probes_get_their_answers(tmp_p
         again = await connect()
         again.send(SHORT)
         assert (await again.answer())[0] == 200
+        await made.idle()
+
+
+async def test_connections_that_idle_make_way_the_oldest_first(tmp_path: Path) -> None:
+    """Two addresses could otherwise keep everybody out by connections that do nothing."""
+    hosts = iter(range(2, 20))
+    bounds = config(max_connections=3, max_connections_per_address=1)
+    async with rig(tmp_path, pair(tmp_path, auto=False), bounds) as made:
+        opened: list[Client] = []
+
+        async def connect() -> Client:
+            address = (f"127.0.0.{next(hosts)}", 0)
+            pair = await asyncio.open_connection("127.0.0.1", made.listener.port, local_addr=address)
+            opened.append(Client(*pair))
+            return opened[-1]
+
+        connections = made.listener._server.server_state.connections  # type: ignore[union-attr]
+        busy, silent, used = [await connect() for _ in range(3)]
+        await until(lambda: len(connections) == 3, "three connections")
+        busy.send(STREAM)
+        attempt_id = await running(made)
+        used.send(raw("GET", "/version"))
+        assert (await used.answer())[0] == 200
+        # the one that has asked nothing has idled longer than the one that was just answered
+        new = await connect()
+        assert await silent.rest() == b""
+        new.send(raw("GET", "/v1/models"))
+        assert (await new.answer())[0] == 200
+        used.send(raw("GET", "/version"))
+        assert (await used.answer())[0] == 200
+        # now `new` has idled longest, and half a request is not idle
+        used.send(SHORT[:20])
+        await until(lambda: sum(one._in_request for one in connections) == 1, "half a request")
+        newer = await connect()
+        assert await new.rest() == b""
+        newer.send(SHORT[:20])
+        await until(lambda: sum(one._in_request for one in connections) == 2, "two halves")
+        refused = await connect()
+        refused.send(SHORT)
+        assert await refused.refusal() == (503, "too_many_connections", "1")
+        made.engines["d"].token(attempt_id, finish="stop")
+        await until(lambda: made.app.in_flight == 0, "the end of the stream")
+        for one in opened:
+            one.leave()
         await made.idle()
 
 

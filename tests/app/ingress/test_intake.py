@@ -408,6 +408,7 @@ async def test_answers_with_too_many_log_probabilities_are_shed(tmp_path: Path) 
                 assert answer.text.endswith("data: [DONE]\n\n")
             else:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "answer_memory")
+                assert answer.headers["x-should-retry"] == "false"
             assert made.app.requests.answers.held_bytes == 0
         await made.idle()
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from actors.wire import messages as wire
+from actors.wire.channel import Channel
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import HttpExchange
 from app.ingress.tokenizer import WordCodec
@@ -201,6 +203,31 @@ async def test_an_engines_refusal_becomes_a_status(tmp_path: Path, code: str, st
         answer = await task
         assert answer.status_code == status
         assert answer.json()["error"]["param"] == ("response_format" if status == 400 else None)
+        # what took all of its time would take it once more
+        assert answer.headers.get("x-should-retry") == ("false" if code == "deadline" else None)
+        await made.idle()
+
+
+class Mortal(ScriptedEngine):
+    """An engine that dies of every request, and is back at once."""
+
+    def on_message(self, channel: Channel, message: wire.Message) -> None:
+        super().on_message(channel, message)
+        if isinstance(message, wire.Decode):
+            del self.live[message.attempt_id]
+            self.send(wire.Failed(message.attempt_id, "decode", "engine_dead", "it has died", True))
+
+
+async def test_a_client_of_openai_kills_two_engines_and_not_six(tmp_path: Path) -> None:
+    """It sends what failed with 5xx twice more by itself, unless the server says not to."""
+    engines: list[ScriptedEngine] = [Mortal(f"c{n}", "colocated", tmp_path, auto=False) for n in range(8)]
+    async with rig(tmp_path, engines) as made:
+        client = openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="any")
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.completions.create(model=MODEL, prompt="a prompt that kills", max_tokens=4)
+        assert (failed.value.status_code, failed.value.code) == (500, "request_kills_engines")
+        assert sum(len(engine.of(wire.Decode)) for engine in engines) == 2
+        await client.close()
         await made.idle()
 
 
@@ -210,6 +237,11 @@ async def test_an_engines_refusal_becomes_a_status(tmp_path: Path, code: str, st
         ("internal", "An engine failed at the request's decode (internal); try again later."),
         ("deadline", "The request took longer than the server allows."),
         ("overloaded", "The engine that had the request has as many as it takes; try again later."),
+        (
+            "bad_output",
+            "The output broke the grammar that the request asks for, or is no valid tool call; try again, or ask for a "
+            "simpler one.",
+        ),
     ],
 )
 @pytest.mark.parametrize("begun", [False, True])

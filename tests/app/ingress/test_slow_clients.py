@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from app.ingress.http import crowd, protocol
 from app.ingress.http.crowd import Crowd, address_of
 from app.ingress.http.listener import ListenerConfig
 from app.ingress.http.memory import SharedBytes
+from app.listening import IDLE_S, PROBE_S, PROBES
 from tests.app.ingress.rig import MODEL, Rig, pair, raw, rig, until
 from tests.app.ingress.test_bounds import SHORT, STREAM, clients, config, refusals, running
 
@@ -35,6 +37,26 @@ def unread(made: Rig) -> SharedBytes[protocol.FastHttpProtocol]:
     server = made.listener._server
     assert server is not None
     return server.config.http.keywords["bounds"].unread  # type: ignore[union-attr,no-any-return]
+
+
+async def test_a_client_that_is_gone_without_a_word_is_found_out(tmp_path: Path) -> None:
+    """Its request waits, so nothing is sent on its connection, and only the kernel's probes can tell."""
+    async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
+        sock = small_reader(made)
+        await asyncio.get_running_loop().sock_sendall(sock, SHORT)
+        await until(lambda: made.app.in_flight == 1, "a request under way")
+        transport = connection(made).transport
+        assert transport is not None
+        ours = transport.get_extra_info("socket")
+        theirs = socket.socket(fileno=os.dup(ours.fileno()))
+        options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
+        options += [(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT)]
+        assert [theirs.getsockopt(*option) for option in options] == [1, IDLE_S, PROBE_S, PROBES]
+        # a bound on what is not acknowledged would cut those who read slowly
+        assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        theirs.close()
+        sock.close()
+        await made.idle()
 
 
 # -------------------------------------------------------------------------------------------- slow, and not at all
@@ -172,6 +194,27 @@ def test_connections_are_counted_by_address() -> None:
     assert here.refusal("address").message.startswith("This replica has 2 connections from your address")
     assert here.refusal("connections").message.startswith("This replica has 5 connections already")
     assert refused == ["address", "connections"]
+
+
+def test_what_idles_makes_way_in_its_order_but_for_nobody_beyond_a_limit_of_its_own() -> None:
+    ended: list[str] = []
+    here = Crowd(2, 2, lambda _: None)
+    for name in ("a", "b"):
+        assert here.enter(name) is None
+        here.idles(name, lambda name=name: ended.append(name))
+    assert here.enter("c") is None
+    assert ended == ["a"]
+    here.leave("a")
+    # `b` works, and `c` as well
+    here.works("b")
+    assert here.enter("d") == "connections"
+    here.leave("d")
+    here.idles("b", lambda: ended.append("b"))
+    assert here.enter("c") is None
+    here.leave("b")
+    here.idles("c", lambda: ended.append("c"))
+    assert here.enter("c") == "connections"
+    assert ended == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,27 @@ async def test_heads(fast: Rig, head: str, status: bytes) -> None:
     assert answers(got) == 1
 
 
+@pytest.mark.parametrize("header", ["authorization", "x-sluice-priority", "content-type"])
+async def test_nor_does_serve_s_own_port_take_a_header_twice(fast: Rig, header: str) -> None:
+    """A proxy that looks at the first one, and a server that takes the last, would disagree."""
+    sent: list[dict[str, Any]] = []
+    pairs = [(b"host", b"localhost"), (header.encode(), b"a"), (header.title().encode(), b"b")]
+    scope = {"type": "http", "method": "GET", "path": "/version", "headers": pairs}
+    bodies = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> dict[str, Any]:
+        if not bodies:
+            await asyncio.Event().wait()
+        return bodies.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await fast.app(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert json.loads(sent[1]["body"])["error"]["code"] == "repeated_header"
+
+
 @pytest.mark.parametrize("more", [raw("GET", "/version"), b"nonsense\r\n\r\n"])
 async def test_behind_the_last_request_nothing_is_answered(fast: Rig, more: bytes) -> None:
     """In one read, where the first answer has been written before the rest is parsed."""

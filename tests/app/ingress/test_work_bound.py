@@ -12,7 +12,7 @@ import pytest
 from app.api.errors import ApiError
 from app.ingress import exchange as exchange_module
 from app.ingress.config import IngressConfig
-from app.ingress.work_bound import TOKEN_BYTES, Held, WorkBound, held_of
+from app.ingress.work_bound import SMALL_PART, TOKEN_BYTES, Held, WorkBound, held_of
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 
 CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
@@ -63,6 +63,41 @@ def test_what_fits(asked: Held, before: Held, status: int | None) -> None:
     assert refused.value.status == status
     assert (refused.value.retry_after_s is None) == (status == 400)
     assert (bound.sequences, bound.n_bytes) == (6, 60)
+
+
+def test_small_requests_are_taken_whatever_the_large_ones_hold() -> None:
+    most = 2**20
+    bound = WorkBound(10_000, most)
+    bound.change(Held(), Held(4, most))
+    small = most // SMALL_PART
+    bound.check(Held(1, small))
+    # it begins as a text, and its tokens are known later
+    bound.change(Held(), Held(1, small // 2))
+    bound.check(Held(1, small), Held(1, small // 2))
+    for asked, before in ((Held(1, small + 1), Held()), (Held(1, small + 1), Held(1, small // 2))):
+        with pytest.raises(ApiError) as refused:
+            bound.check(asked, before)
+        assert (refused.value.status, refused.value.code) == (503, "prompt_memory")
+
+
+async def test_long_prompts_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
+    """One client's prompts fill the bound while they wait for an engine; another client's prompt is short."""
+    # a small request takes up to 2 * 2^20 / 2^14 = 128 bytes
+    config = replace(CONFIG, max_prompt_bytes=2 * 2**20)
+    async with rig(tmp_path, pair(tmp_path, auto=False, max_model_len=50_000), config) as made:
+        # 43,000 ids take 2,064,000 of 2,097,152 bytes
+        first = asyncio.create_task(complete(made, [1] * 43_000))
+        await until(lambda: held(made) == (1, 43_000 * TOKEN_BYTES), "a long prompt under way")
+        assert (await complete(made, [1] * 1_000))[0] == 503
+        second = asyncio.create_task(complete(made, [1, 2]))
+        await until(lambda: held(made)[0] == 2, "a short prompt beside it")
+        # and it is, too, where the bound is full
+        made.app.requests.work._most_bytes = held(made)[1]
+        third = asyncio.create_task(complete(made, [1, 2]))
+        await until(lambda: held(made)[0] == 3, "another short prompt")
+        for task in (first, second, third):
+            task.cancel()
+        await until(lambda: held(made) == (0, 0), "nothing held")
 
 
 async def complete(made: Rig, prompt: Any, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -122,8 +157,8 @@ async def test_prompts_beyond_the_bytes_are_refused_until_others_end(
 TOOL = {"type": "function", "function": {"name": "f"}}
 FILLER = {"x": "y" * 3000}
 OPTIONS = [
-    # engines get the whole body of a request with tools, also what nobody reads of it
-    {"tools": [TOOL], "metadata": FILLER},
+    # engines get the conversation and the tools of a request with tools
+    {"tools": [TOOL | FILLER]},
     {"response_format": {"type": "json_object", "x": [{}] * 20}},
     {"response_format": {"type": "json_object"} | FILLER},
     {"logit_bias": {str(token): 1.0 for token in range(20)}},

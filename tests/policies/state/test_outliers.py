@@ -96,7 +96,9 @@ def test_the_end_that_is_well_is_cleared_by_its_other_partners() -> None:
     assert quarantined(state) == {"d0": "failing"}
 
 
-@pytest.mark.parametrize("code", ["bad_request", "deadline", "cancelled", "draining", "quarantined"])
+@pytest.mark.parametrize(
+    "code", ["bad_request", "bad_output", "deadline", "cancelled", "draining", "quarantined"]
+)
 def test_failures_that_no_engine_is_to_blame_for_count_for_nothing(code: str) -> None:
     state = cluster()
     for i in range(20):

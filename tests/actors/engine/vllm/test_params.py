@@ -1,10 +1,14 @@
 """OpenAI fields -> SamplingParams, and outputs -> wire pieces. Imports vLLM (seconds), starts nothing."""
 
 import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.vllm
@@ -28,6 +32,7 @@ from actors.engine.vllm.params import (  # noqa: E402
 )
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done  # noqa: E402
 from actors.wire.messages import Decode, Prefill, Resume  # noqa: E402
+from app.api import budget  # noqa: E402
 
 
 def test_given_fields_win_over_the_models_defaults_and_the_rest_is_openais() -> None:
@@ -83,6 +88,34 @@ def test_choices_have_seeds_of_their_own() -> None:
     assert [child_params(base, index).seed for index in range(3)] == [5, 6, 7]
     assert base.seed == 5
     assert child_params(sampling_params({}, {}), 2).seed is None
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"),
+    [
+        (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]),
+        (-(2**63) + 1, [-(2**63) + 1, -(2**63) + 2, -(2**63) + 3]),
+    ],
+)
+def test_seeds_stay_in_the_numbers_that_model_runner_v2_keeps(seed: int, seeds: list[int]) -> None:
+    """One larger number ends its engine."""
+    base = sampling_params({"seed": seed}, {})
+    found = [child_params(base, index).seed for index in range(3)]
+    assert found == seeds
+    kept = np.zeros(3, dtype=np.int64)
+    for index, each in enumerate(found):
+        kept[index] = each
+    with pytest.raises(OverflowError):
+        kept[0] = 2**63
+
+
+def test_the_front_door_takes_no_more_than_model_runner_v2_has_room_for() -> None:
+    """The numbers are read in vLLM's source: importing it wants Triton."""
+    source = Path(str(find_spec("vllm.v1.worker.gpu.sample").submodule_search_locations[0])) / "logit_bias.py"  # type: ignore[union-attr,index]
+    found = dict(re.findall(r"^(MAX_NUM_\w+) = (\d+)$", source.read_text(), re.MULTILINE))
+    assert int(found["MAX_NUM_LOGIT_BIAS_TOKENS"]) >= budget.MAX_BIASES
+    # generation configs of models have up to some ten ends of sequence
+    assert int(found["MAX_NUM_STOP_TOKEN_IDS"]) >= budget.MAX_HELD_BACK_IDS + 16
 
 
 def test_response_formats() -> None:

@@ -20,12 +20,15 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason  # noqa: E402
 from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 
 from actors.engine.leases import AttemptLeases  # noqa: E402
+from actors.engine.vllm import runner  # noqa: E402
 from actors.engine.vllm.config import SCHEDULERS, VllmEngineConfig  # noqa: E402
 from actors.engine.vllm.connector import DUE, ENDS  # noqa: E402
 from actors.engine.vllm.resume import output_before, resumed_seed  # noqa: E402
 from actors.engine.vllm.runner import TaskRunner  # noqa: E402
-from actors.engine.vllm.tools import ToolParsing  # noqa: E402
-from actors.wire.messages import Admitted, Decode, Failed, Out, Resume  # noqa: E402
+from actors.engine.vllm.tools import ChoiceParser, ToolParsing  # noqa: E402
+from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, Resume  # noqa: E402
+from app.api.extensions import Defaults  # noqa: E402
+from app.api.plan import plan_chat  # noqa: E402
 from tests.actors.engine.vllm.small import MAX_MODEL_LEN, SmallModel  # noqa: E402
 
 PROMPT = list(range(1000, 1010))
@@ -388,6 +391,110 @@ async def test_an_answer_that_its_grammar_does_not_accept_is_no_fault_of_the_req
     rig.outputs.process_outputs([EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)])
     await settle()
     assert rig.sink.failed_with() == ("not_resumable", None, True)
+    assert not rig.runner.busy
+
+
+# ----------------------------------------------------------------------- whose fault an error of vLLM is
+
+SCHEMA = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+}
+TOOLS = json.dumps(
+    {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    }
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("params", "chat", "code", "param"),
+    [
+        ({}, None, "internal", None),
+        (SCHEMA, None, "bad_request", "response_format"),
+        ({}, TOOLS, "bad_request", "tools"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+async def test_an_error_over_a_schema_or_tools_is_no_fault_of_the_engine(
+    model: SmallModel,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    params: dict[str, Any],
+    chat: bytes | None,
+    code: str,
+    param: str | None,
+) -> None:
+    """A client could otherwise have any engine quarantined by two requests over which vLLM stumbles."""
+    rig = Rig(model)
+
+    def stumbles(*_: Any, **__: Any) -> None:
+        raise AttributeError("'int' object has no attribute 'items'")
+
+    monkeypatch.setattr(model.inputs, "process_inputs", stumbles)
+    message = Prefill("r", PROMPT, params, 60.0, chat=chat) if kind == "prefill" else None
+    if message is not None:
+        rig.runner.prefill(message)
+    else:
+        rig.runner.decode(Decode("r", PROMPT, params, None, 60.0, chat=chat))
+    await settle()
+    assert rig.sink.failed_with() == (code, param, False)
+    (failed,) = rig.sink.sent
+    # clients read the message of a bad request, and learn no exception of an engine
+    assert ("AttributeError" in failed.message) == (code == "internal")
+    assert not rig.runner.busy
+
+
+async def test_a_class_of_priority_beside_tools_is_nothing_that_vllm_reads(model: SmallModel) -> None:
+    own = {"priority": "interactive", "slo": {"ttft_ms": 100}, "session": "s", "metadata": {"a": "b"}}
+    chat = plan_chat(json.dumps(json.loads(TOOLS) | own).encode(), {}, Defaults()).engine_chat
+    rig = Rig(model)
+    (piece,) = await rig.decode([1000], FinishReason.STOP, {}, chat=chat)
+    assert piece.finish == "stop"
+
+
+async def test_no_request_chooses_the_backend_of_everybody_s_grammars(model: SmallModel) -> None:
+    """A core takes the backend of its first request for all later ones. This schema is one that vLLM by default gives
+    to outlines, which has no `json_object`.
+    """
+    rig = Rig(model)
+    patterns = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "string"}}}
+    first = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": patterns}}}
+    assert await rig.decode([], None, first) == []
+    assert rig.sink.failed_with() == ("bad_request", None, False)
+    assert rig.core.requests == []
+    for params in ({"response_format": {"type": "json_object"}}, SCHEMA):
+        await rig.decode([1000], FinishReason.STOP, params)
+        assert rig.core.requests[-1].sampling_params.structured_outputs._backend == "xgrammar"
+
+
+@pytest.mark.parametrize(("params", "code"), [({}, "internal"), (SCHEMA, "bad_output")])
+async def test_an_answer_that_breaks_its_grammar_is_no_fault_of_the_engine(
+    model: SmallModel, params: dict[str, Any], code: str
+) -> None:
+    rig = Rig(model)
+    await rig.decode([1000, 1001], None, params)
+    request_id = rig.core.requests[-1].request_id
+    rig.outputs.process_outputs([EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)])
+    await settle()
+    assert rig.sink.failed_with() == (code, None, True)
+    assert not rig.runner.busy
+
+
+@pytest.mark.parametrize(("chat", "code"), [(None, "internal"), (TOOLS, "bad_output")])
+async def test_an_output_that_is_no_tool_call_is_no_fault_of_the_engine(
+    model: SmallModel, monkeypatch: pytest.MonkeyPatch, chat: bytes | None, code: str
+) -> None:
+    rig = Rig(model)
+
+    def stumbles(*_: Any) -> None:
+        raise KeyError("arguments")
+
+    monkeypatch.setattr(ChoiceParser, "delta", stumbles)
+    if chat is None:
+        monkeypatch.setattr(runner, "out", stumbles)
+    await rig.decode([1000], None, {}, chat=chat)
+    assert rig.sink.failed_with() == (code, None, False)
     assert not rig.runner.busy
 
 

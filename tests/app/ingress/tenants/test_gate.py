@@ -224,6 +224,35 @@ async def test_the_official_client_understands_the_errors(keys: KeyFile, opened:
         await wrong.close()
 
 
+async def test_what_its_key_will_not_admit_is_not_tokenised(
+    keys: KeyFile, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that tokenise are everybody's, and what is refused costs its client nothing."""
+    secret, other = keys.add(tokens_per_min=1000), keys.add("umbrella")
+    async with opened(engine={"max_model_len": 50_000}, offload_prompt_chars=100) as made:
+        prepared: list[int] = []
+        intake = made.app._intake
+        prepare = intake.prepare
+
+        def counted(plan: Any, context: int) -> Any:
+            prepared.append(len(plan.prompts))
+            return prepare(plan, context)
+
+        monkeypatch.setattr(intake, "prepare", counted)
+        # 1,000 of the prompt and one of the answer at least
+        refused = await ask(made, secret, prompt=[1] * 1000)
+        assert (refused.status_code, error_of(refused)["type"]) == (429, "tokens")
+        assert refused.headers["x-should-retry"] == "false"
+        assert prepared == []
+        assert (await ask(made, secret, prompt=[1] * 900)).status_code == 200
+        later = await ask(made, secret, prompt=[1] * 500)
+        assert (later.status_code, error_of(later)["type"]) == (429, "tokens")
+        assert "retry-after" in later.headers
+        assert prepared == [1]
+        assert (await ask(made, other, prompt=[1] * 2000)).status_code == 200
+        await made.idle()
+
+
 def account(made: Rig, key_id: str) -> tuple[int, int, float]:
     """Returns the tokens and the sequences that a key holds, and the tokens that were spent at the last settlement."""
     assert made.app._gate is not None

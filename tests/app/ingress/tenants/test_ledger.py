@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.ingress.tenants.ledger import Ledger, Limits, Meter, Need, Refusal, Reservation, share_of
+from app.ingress.tenants.ledger import (
+    Ledger,
+    Limits,
+    Meter,
+    Need,
+    Refusal,
+    Reservation,
+    never_fits,
+    share_of,
+)
 
 ONE = Need(1, 1)
 
@@ -238,3 +247,13 @@ def test_replicas_with_their_shares_hold_the_rate_together(
             window = sum(tokens for at_s, tokens in granted[first:] if at_s <= until_s)
             beyond = (replicas - 1) * 600
             assert window <= 600 + (until_s - from_s) * 10 + beyond + 1e-3
+
+
+def test_what_fits_no_account_is_known_without_one() -> None:
+    limits = Limits(requests_per_min=1, tokens_per_min=100, parallel=4)
+    assert never_fits(limits, Need(4, 100)) is None
+    for need, limit in ((Need(5, 1), "parallel"), (Need(1, 101), "tokens")):
+        refused = never_fits(limits, need)
+        assert refused is not None
+        assert (refused.limit, refused.wait_s) == (limit, None)
+    assert never_fits(Limits(), Need(10**6, 10**9)) is None
