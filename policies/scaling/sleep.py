@@ -140,8 +140,8 @@ class PhaseSince(NamedTuple):
 
 
 def phase_after(before: PhaseSince, seen: Observation, asleep: bool, wake_limit_s: float) -> PhaseSince:
-    """Returns the phase of a fleet that was in the phase `before`; `asleep` is the policy's word. Where the clock of the
-    observations is behind the beginning of the phase, because a new router's is, the phase begins anew.
+    """Returns the phase of a fleet that was in the phase `before`; `asleep` is the policy's word. Where the
+    observations' clock is behind the beginning of the phase, because a new router's is, the phase begins anew.
     """
     before = before._replace(since_s=min(before.since_s, seen.now_s))
     decodes = any(e.duty is Duty.ACTIVE and e.role is not Role.PREFILL for e in seen.engines)

@@ -234,8 +234,8 @@ async def test_a_fleet_whose_autoscaler_is_gone_is_awake_when_an_engine_that_dec
     router._look_after_roles()
     assert router._autoscaler.standby.phase == ("asleep" if there else "awake")
     if not there:
-        told = await i.get(wire.Fleet, lambda m: m.standby.phase == "awake")  # type: ignore[attr-defined]
-        assert told.standby.wake_limit_s == 30.0  # type: ignore[attr-defined]
+        awake = wire.Standby("awake", ("prefill", "decode"), 30.0)
+        await i.get(wire.Fleet, lambda m: m.standby == awake)  # type: ignore[attr-defined]
 
 
 async def test_the_generation_of_an_autoscaler_is_none_of_a_router(router: RouterServer) -> None:

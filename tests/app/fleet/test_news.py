@@ -12,7 +12,7 @@ from app.fleet.news import RouterNews
 class Ticks:
     """The ticks of a watch, which the test makes."""
 
-    made: "ClassVar[list[Ticks]]" = []
+    made: ClassVar["list[Ticks]"] = []
 
     def __init__(self, period_s: float, tick: Callable[[bool], None]) -> None:
         self.period_s, self.tick, self.cancelled = period_s, tick, False
