@@ -40,6 +40,12 @@ def tool(name: str, properties: int) -> dict[str, Any]:
     }
 
 
+def counting(properties: int) -> dict[str, Any]:
+    """A schema of an object that counts its properties."""
+    known = {f"p{i}": {"type": "string"} for i in range(properties)}
+    return {"type": "object", "properties": known, "minProperties": 1}
+
+
 def as_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
@@ -64,6 +70,7 @@ def test_ordinary_requests_pass() -> None:
             min_tokens=5,
         ),
         chat(stop_token_ids=list(range(1000))),
+        chat(response_format=as_format(counting(190))),
         chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
@@ -113,6 +120,13 @@ def test_an_ordinary_echo_passes() -> None:
         # what kills an engine of vLLM: its arrays have room for 1,024 biases, and 128 stops with the model's own
         (chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias"),
         (chat(stop_token_ids=list(range(101)), min_tokens=1), "stop_token_ids"),
+        # what freezes an engine of vLLM while xgrammar reads it
+        (chat(response_format=as_format(counting(201))), "response_format"),
+        (chat(response_format=as_format({"allOf": [counting(150)] * 2})), "response_format"),
+        (
+            chat(tools=[{"type": "function", "function": {"name": "f", "parameters": counting(201)}}]),
+            "tools",
+        ),
         (chat(tools=[{"x": 1}]).replace(b'{"x":1}', b'{"x":NaN}'), "tools"),
         (chat(chat_template_kwargs={"x": 1}).replace(b'{"x":1}', b'{"x":1e999}'), "chat_template_kwargs"),
         (
