@@ -10,6 +10,7 @@ signal (`plugin`) is bound to the thread that started the children.
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import logging
 import os
@@ -44,6 +45,7 @@ from actors.engine.vllm.config import (
 )
 from actors.engine.vllm.connector.acquaintance import Peer, packed
 from actors.engine.vllm.early_core import LATE, EarlyCore, core_modules, platform_environment, taking
+from actors.engine.vllm.front import made_beside_its_core
 from actors.engine.vllm.gpus import gpu_models
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
 from actors.engine.weights.ahead import read_ahead
@@ -177,6 +179,7 @@ _prepared: EarlyCore | None = None
 OWNER_MODULES = (
     "vllm.v1.engine.async_llm",
     "vllm.engine.arg_utils",
+    "actors.engine.vllm.engine",
     "actors.engine.vllm.runner",
     "actors.engine.vllm.tools",
 )
@@ -268,8 +271,9 @@ def _launched(
 
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
+    # imports never become garbage, and each collection of the start would walk them
+    gc.freeze()
     clock.end("imports")
     plugin.claim_children(forked_on(config, device))
     args = engine_args(config, device)
@@ -291,9 +295,7 @@ def _launched(
         scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     clock.end("config")
     with spawning_through_plugin(), taking(early):
-        return AsyncLLM.from_vllm_config(
-            vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
-        )
+        return made_beside_its_core(vllm_config, [stat_logger(ledger)])
 
 
 def served_config(args: Mapping[str, Any]) -> Any:

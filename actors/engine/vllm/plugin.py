@@ -15,6 +15,9 @@ imports for 15 CPU seconds what its core has just imported. With one worker per 
 core's own environment, and the worker is forked instead. The core itself must not be bound, so it resets its own
 affinity, and the worker takes the binding.
 
+**Garbage.** Loading a model, vLLM collects garbage twice in the worker and once in the core, all of the heap each time.
+Nearly all of it are the imports, which never become garbage; a forked worker would copy them for that. They are exempt.
+
 **Waits.** vLLM's core and workers talk through shared memory, and a process that waits there calls `sched_yield` in a
 loop for up to a second after the last message. That is right if each process has a core of its own. If an engine shares
 its cores with others, two idle processes use up all the time that the others leave. Worse, on Linux 6.18 a process that
@@ -25,6 +28,7 @@ of a CPU engine therefore sleep until a message wakes them, or for a millisecond
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -129,6 +133,7 @@ def register() -> None:
     die_with_parent(int(owner))
     write_stacks_at_signal()
     nap_instead_of_spinning()
+    gc.freeze()
     if os.environ.get(LOADER_ENV):
         from actors.engine.vllm import loader
 

@@ -56,6 +56,23 @@ def test_kill_of_the_owner_takes_the_whole_tree() -> None:
     wait_until_gone(pids[1:])
 
 
+def test_what_a_child_has_imported_is_exempt_from_collections() -> None:
+    """In a process of its own, because the exemption is the process's."""
+    code = """
+import gc, os, subprocess, sys
+from actors.engine.vllm import plugin
+if len(sys.argv) == 1:
+    plugin.claim_children(None)
+    sys.exit(subprocess.run([sys.executable, "-c", os.environ["CODE"], "child"]).returncode)
+class Loaded: pass
+loaded = Loaded()
+plugin.register()
+assert gc.get_freeze_count() > 0
+assert not any(kept is loaded for kept in gc.get_objects())
+"""
+    assert start(code, CODE=code).wait(60) == 0
+
+
 def test_a_child_whose_owner_has_gone_leaves_at_once() -> None:
     dead = start("pass")
     dead.wait()
