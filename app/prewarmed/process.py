@@ -66,8 +66,8 @@ class Order(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The time (Unix) at which a pre-warmed process was taken, the cores for which it was made, and the file that stands
-    for it until its engine has started.
+    """The time (Unix) at which a pre-warmed process was taken, the cores for which it was made, and the file that
+    stands for it until its engine has started.
     """
 
     at_s: float

@@ -2,11 +2,12 @@
 
 AsyncLLM's constructor loads the tokenizer, copies it, and makes what reads requests and writes answers. Only then does
 it start the core, and waits until that has its model. Neither side needs the other. Here the constructor runs in a
-thread of its own. Where it would load the tokenizer, the calling thread starts the core, with the configuration as it is
-by then, and the constructor goes on as soon as the core's process exists. Where it would start the core, it gets the
+thread of its own. Where it would load the tokenizer, the calling thread starts the core, with the configuration as it
+is by then, and the constructor goes on as soon as the core's process exists. Where it would start the core, it gets the
 client of the one that has started.
 
-The calling thread starts the core, because the kernel's parent-death signal is bound to the thread that does (`plugin`).
+The calling thread starts the core, because the kernel's parent-death signal is bound to the thread that does
+(`plugin`).
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 END_S = 5.0
-"""Seconds that the processes of a core get to end whose tokenizer cannot be loaded. ASSUMPTION: as they load, they end at
-the first signal; vLLM kills those that do not."""
+"""Seconds that the processes of a core get to end whose tokenizer cannot be loaded. ASSUMPTION: as they load, they end
+at the first signal; vLLM kills those that do not."""
 
 
 class _Start:

@@ -164,3 +164,33 @@ def test_a_spawned_child_is_bound_before_its_imports_and_spared_some(tmp_path: P
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout == f"({int(signal.SIGKILL)}, True, False)\n", done.stderr
+
+
+def test_a_core_loads_the_tokenizer_while_its_worker_starts() -> None:
+    """What vLLM then asks for as the core's own, it finds in its cache."""
+    code = """
+import os, sys, time
+from types import SimpleNamespace
+from actors.engine.vllm import plugin
+from app.models import resolve
+config = SimpleNamespace(
+    tokenizer=str(resolve("smollm2-135m-instruct")), runner_type="generate", tokenizer_mode="auto",
+    tokenizer_revision=None, trust_remote_code=False, skip_tokenizer_init=False, hf_config=None,
+)
+if len(sys.argv) == 1:
+    plugin.claim_children((0,))
+    os.environ[plugin.TOKENIZER_ENV] = plugin.tokenizer_of(config)
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["CODE"], "core"])
+from vllm.tokenizers import registry
+os.environ[plugin.PARENT_ENV] = str(os.getppid())
+plugin.register()
+if not (worker := os.fork()):
+    os._exit(0)
+os.waitpid(worker, 0)
+while not registry.cached_get_tokenizer.cache_info().currsize: time.sleep(0.02)
+assert registry.cached_tokenizer_from_config(config) is not None
+assert registry.cached_get_tokenizer.cache_info().hits == 1
+# it is loaded once
+assert plugin.TOKENIZER_ENV not in os.environ
+"""
+    assert start(code, CODE=code).wait(100) == 0
