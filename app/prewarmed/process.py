@@ -32,7 +32,12 @@ _LENGTH_BYTES = 4
 
 REPLICA = (
     "uvloop",
+    "anyio._backends._asyncio",
+    "ray._common.pydantic_compat",
+    "ray._private.arrow_serialization",
+    "ray._private.authentication.grpc_authentication_server_interceptor",
     "ray._private.workers.default_worker",
+    "ray.serve._private.controller",
     "ray.serve._private.replica",
     "app.replicas",
     "app.models",
