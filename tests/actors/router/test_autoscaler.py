@@ -85,7 +85,7 @@ async def test_its_orders_reach_the_engine_and_what_came_of_them_is_seen(router:
 async def test_an_engine_that_joins_warm_is_seen_before_an_observation_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has started for a plan that waits for it. Those that join together are one observation."""
+    """An engine that joins warm has started for a plan that waits for it. Several together are one observation."""
     monkeypatch.setattr("actors.router.server.STATUS_S", 3600.0)
     policy = JoinShortestQueue()
     router = RouterServer(Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), 0.1)

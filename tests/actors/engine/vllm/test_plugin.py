@@ -167,7 +167,7 @@ def test_a_spawned_child_is_bound_before_its_imports_and_spared_some(tmp_path: P
 
 
 def test_a_core_loads_the_tokenizer_while_its_worker_starts() -> None:
-    """What vLLM then asks for as the core's own, it finds in its cache."""
+    """The core's own question for it finds the cache filled."""
     code = """
 import os, sys, time
 from types import SimpleNamespace
