@@ -125,7 +125,7 @@ def test_a_waiting_process_becomes_the_worker(
 
 
 def test_all_that_a_worker_imports_ahead_is_there() -> None:
-    """A missing module is passed over silently, so that another version of Ray does not end all pre-warmed processes."""
+    """A missing module is passed over silently: another version of Ray shall not end all pre-warmed processes."""
     missing = [name for name in process.REPLICA if importlib.util.find_spec(name) is None]
     assert not missing
 
