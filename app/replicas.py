@@ -235,9 +235,6 @@ class EngineReplica:
             self._agent = AgentKeeper(context.app_name, node_id, flow, wire, tcp)
             self._agent.start()
             defaults |= {"flow_agent": self._agent.address, "flow_node": node}
-        if prewarmed is not None:
-            self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)
-            self._prewarmed.start()
         me = wire.identity("engine", engine_id)
         if config.options.get("weights_from") == "peer":
             from actors.engine.weights.find import find_sources
@@ -268,6 +265,11 @@ class EngineReplica:
         await self._drain_point.start()
         garbage.settle()
         no_memory.watch()
+        # the next start's imports would slow down this one, which is over now
+        process.started()
+        if prewarmed is not None:
+            self._prewarmed = PrewarmedKeeper(context.app_name, node_id, prewarmed, wire)
+            self._prewarmed.start()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
         log.info("start of %s: %s", engine_id, json.dumps(start_of(engine, began_s)))
         if trace is not None:

@@ -200,9 +200,14 @@ class Autoscaler:
         """Sends an observation at once if a request waits and the fleet sleeps; further requests wait for the next one
         that is due.
         """
-        if self.standby is None or self.standby.phase != "asleep" or self._rung:
+        if self.standby is None or self.standby.phase != "asleep":
             return
         if self._dispatcher.queue_size:
+            self._observe_early()
+
+    def _observe_early(self) -> None:
+        """Sends an observation at once, and no other until the next one that is due."""
+        if not self._rung and self._channel is not None:
             self.observe()
             self._rung = True
 
@@ -240,8 +245,14 @@ class Autoscaler:
         else:
             self._sent[message.engine_id] = sent._replace(last_s=now_s)
 
-    def announced(self, info: EngineInfo) -> None:
-        """Notes what an engine announces: an order that it has carried out took from its first sending until now."""
+    def announced(self, info: EngineInfo, joins: bool = False) -> None:
+        """Notes what an engine announces: an order that it has carried out took from its first sending until now.
+
+        An engine that joins and is warm may be wanted as an active one, as each is that starts for a plan. So it is
+        observed at once, with those that join until the next observation is due.
+        """
+        if joins and info.duty == "warm":
+            self._observe_early()
         sent = self._sent.get(info.id)
         if sent is None or (info.role, info.duty) != (sent.order.role, sent.order.duty):
             return

@@ -301,8 +301,9 @@ class RouterServer:
         if isinstance(message, wire.FindWeights):
             channel.send(self._weights.answer(message, self.engines.infos(), self._network.tier))
         elif isinstance(message, wire.Announce):
+            joins = self.engines.channel(message.info.id) is not channel
             self.engines.announced(channel, message.info, message.duty_for_s, message.active_for_s)
-            self._autoscaler.announced(message.info)
+            self._autoscaler.announced(message.info, joins)
         elif isinstance(message, wire.Status):
             self.engines.reported(message)
         else:

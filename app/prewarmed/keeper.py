@@ -73,7 +73,7 @@ class PrewarmedShare(NamedTuple):
         """Returns the command that stands for Python where Ray starts the process of a replica. The path of Python must
         be the same on every node.
         """
-        return shlex.join([sys.executable, "-I", launcher.__file__, str(self.folder(wire))])
+        return shlex.join([sys.executable, "-I", "-S", launcher.__file__, str(self.folder(wire))])
 
 
 def share_of(
@@ -133,7 +133,9 @@ class KeeperActor(Wanted):
 
 
 class PrewarmedKeeper(Hold):
-    """An engine replica's hold on the keeper of its node; while that is missing, starts are ordinary ones."""
+    """An engine replica's hold on the keeper of its node, from when the engine has started; while that is missing,
+    starts are ordinary ones.
+    """
 
     def __init__(self, application: str, node_id: str, share: PrewarmedShare, wire: WireConfig) -> None:
         node = hashlib.sha256(node_id.encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
-"""The Python of an engine replica's process, as Ray starts it: `python -I launcher.py FOLDER WORKER.py ARGUMENTS`.
+"""The Python of an engine replica's process, as Ray starts it: `python -I -S launcher.py FOLDER WORKER.py ARGUMENTS`.
 
 It hands the command, the environment and the standard streams to a process that waits in FOLDER (`process`), and ends.
 Where none takes them it runs the command itself. It is a script of the standard library only, because it stands between
-Ray and every start.
+Ray and every start; without `-S`, Python would look for installed packages and their hooks first.
 """
 
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 ANSWER_S = 2.0
 """Seconds that a waiting process has for its answer. ASSUMPTION: one that needs longer would not start faster."""
 SUFFIX = ".sock"
+STARTING = ".starting"
+"""The suffix of a socket's name from when its process is taken until the engine in it has started."""
 READY, GO = b"r", b"g"
 _LENGTH_BYTES = 4
 

@@ -1,4 +1,9 @@
-"""The pre-warmed processes of one node. A new one is made for each that was taken or has died."""
+"""The pre-warmed processes of one node. A new one is made for each that was taken or has died.
+
+One that was taken keeps its place until the engine in it has started (`process.started`): on a node with few cores the
+imports of its successor would slow down the very start for which it waited, however low their priority is, because
+two threads of one core, and all cores, share caches and memory.
+"""
 
 import logging
 import subprocess
@@ -6,11 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from actors.engine.cores import claimed, least_crowded
 from actors.environment import changeable
 from actors.private_folder import make_private
-from app.prewarmed.launcher import SUFFIX
+from app.prewarmed.launcher import STARTING, SUFFIX
 
 log = logging.getLogger("ray.serve")
 
@@ -18,6 +24,10 @@ RETRY_S = (1.0, 60.0)
 """Seconds until a process is made again after one that died before it was ready, or could not be made: twice as long
 each time, up to the second. ASSUMPTION: what is broken for a minute is broken for good, and one try a minute harms
 nobody."""
+
+START_S = 60.0
+"""Longest time for which a process that was taken keeps its place. ASSUMPTION: an engine that starts for longer waits
+for a disk, a network or a GPU, and leaves the cores to imports."""
 
 
 @dataclass(slots=True)
@@ -27,6 +37,13 @@ class Member:
     process: "subprocess.Popen[bytes]"
     cores: tuple[int, ...] | None
     waits: bool = False
+
+
+class Taken(NamedTuple):
+    """A process that has become the worker of an engine, with the time at which the pool noticed."""
+
+    process: "subprocess.Popen[bytes]"
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,7 @@ class Pool:
         self._shares, self._claims, self._clock = shares, claims, clock
         self._members: list[Member] = []
         self._gone: list[subprocess.Popen[bytes]] = []
+        self._starting: list[Taken] = []
         self._taken = self._died = 0
         self._retry_s, self._not_before_s = RETRY_S[0], 0.0
         make_private(folder)
@@ -71,9 +89,11 @@ class Pool:
             self._follow(member)
         # what was taken is a child of this process until it ends
         self._gone = [process for process in self._gone if process.poll() is None]
+        self._starting = [taken for taken in self._starting if self._starts(taken)]
         # one at a time: imports of several would only slow one another
         importing = any(not member.waits for member in self._members)
-        if len(self._members) < self._size and not importing and self._clock() >= self._not_before_s:
+        missing = len(self._members) + len(self._starting) < self._size
+        if missing and not importing and self._clock() >= self._not_before_s:
             cores = self._share()
             try:
                 self._members.append(Member(self._start(cores), cores))
@@ -109,13 +129,21 @@ class Pool:
         elif not socket.exists():
             self._members.remove(member)
             self._gone.append(member.process)
+            self._starting.append(Taken(member.process, self._clock()))
             self._taken += 1
+
+    def _starts(self, taken: Taken) -> bool:
+        """Returns whether the engine in a process that was taken is still starting."""
+        mark = self._socket(taken).with_suffix(STARTING)
+        if taken.process.poll() is not None:
+            mark.unlink(missing_ok=True)
+        return mark.exists() and self._clock() - taken.at_s < START_S
 
     def _make_later(self) -> None:
         self._not_before_s = self._clock() + self._retry_s
         self._retry_s = min(RETRY_S[1], 2 * self._retry_s)
 
-    def _socket(self, member: Member) -> Path:
+    def _socket(self, member: Member | Taken) -> Path:
         return self._folder / f"{member.process.pid}{SUFFIX}"
 
     def _share(self) -> tuple[int, ...] | None:

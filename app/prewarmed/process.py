@@ -1,12 +1,13 @@
 """The program of a pre-warmed process: `main` imports, waits at a unix socket, and becomes the worker that Ray starts.
 
-Its imports give way to all other work (`actors.background`). What it waits with is the kind's own
-(`actors.engine.registry`, `EngineKind.prewarm`). It ends when the keeper that made it ends, or its engine core's
-process does.
+Its imports give way to all other work (`actors.background`). It has those of Ray's worker and of an engine's replica
+(`REPLICA`), and what it waits with beside them is the kind's own (`actors.engine.registry`, `EngineKind.prewarm`). It
+ends when the keeper that made it ends, or its engine core's process does.
 """
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -17,17 +18,36 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from actors import background
+from actors import background, garbage
 from actors.engine.registry import ENGINES, Prewarmed
 from actors.engine.weights.ahead import read_ahead
 from actors.environment import change
 from app.config import ModelConfig
 from app.groups import EngineConfig
-from app.prewarmed.launcher import ANSWER_S, GO, READY, SUFFIX
+from app.prewarmed.launcher import ANSWER_S, GO, READY, STARTING, SUFFIX
 from app.strict import Strict
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH_BYTES = 4
+
+REPLICA = (
+    "uvloop",
+    "anyio._backends._asyncio",
+    "ray._common.pydantic_compat",
+    "ray._private.arrow_serialization",
+    "ray._private.authentication.grpc_authentication_server_interceptor",
+    "ray._private.workers.default_worker",
+    "ray.serve._private.controller",
+    "ray.serve._private.replica",
+    "app.replicas",
+    "app.models",
+    "actors.engine.report",
+    "actors.engine.server",
+    "actors.engine.topology",
+    "actors.telemetry.environment",
+)
+"""The modules from which follows nearly all that Ray's worker, Serve's replica in it and an engine's replica import,
+whatever the engine. One that is missing is imported, or missed, when the process is a worker."""
 
 
 class Settings(Strict):
@@ -51,10 +71,13 @@ class Order(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The time (Unix) at which a pre-warmed process was taken, and the cores for which it was made."""
+    """The time (Unix) at which a pre-warmed process was taken, the cores for which it was made, and the file that
+    stands for it until its engine has started.
+    """
 
     at_s: float
     cores: tuple[int, ...] | None
+    mark: str
 
 
 taken: Taken | None = None
@@ -66,11 +89,20 @@ def main(text: str) -> None:
     settings = Settings.model_validate_json(text)
     with background.work():
         prepared = prepare(settings)
+        import_all(REPLICA)
+        # what is there now never becomes garbage, and each collection of the start to come would walk it
+        garbage.settle()
     path = Path(settings.folder, f"{os.getpid()}{SUFFIX}")
     order = wait(path, prepared)
     if order is None:
         sys.exit(1)
-    become(order, settings.cores)
+    become(order, settings.cores, path.with_suffix(STARTING))
+
+
+def started() -> None:
+    """Lets the keeper replace this process, if it was pre-warmed: its engine has started."""
+    if taken is not None:
+        Path(taken.mark).unlink(missing_ok=True)
 
 
 def prepare(settings: Settings) -> Prewarmed:
@@ -85,6 +117,13 @@ def prepare(settings: Settings) -> Prewarmed:
         if settings.engine.options.get("weights_from") != "peer":
             read_ahead(Path(files))
     return kind.prewarm(settings.engine.engine_config("prewarmed", files, model.served_name, **known))
+
+
+def import_all(modules: tuple[str, ...]) -> None:
+    """Imports `modules`, without those that are not installed."""
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
 
 def wait(path: Path, prepared: Prewarmed) -> Order | None:
@@ -107,6 +146,7 @@ def wait(path: Path, prepared: Prewarmed) -> Order | None:
                     with contextlib.suppress(OSError, ValueError):
                         order = heard(launcher)
                         if order is not None:
+                            path.rename(path.with_suffix(STARTING))
                             return order
         finally:
             path.unlink(missing_ok=True)
@@ -136,10 +176,12 @@ def heard(launcher: socket.socket) -> Order | None:
             os.close(stream)
 
 
-def become(order: Order, cores: tuple[int, ...] | None) -> None:
-    """Runs a worker's command in this process, which does not die with its keeper any more."""
+def become(order: Order, cores: tuple[int, ...] | None, mark: Path) -> None:
+    """Runs a worker's command in this process, which does not die with its keeper any more. The file `mark` is removed
+    when its engine has started.
+    """
     global taken
-    taken = Taken(time.time(), cores)
+    taken = Taken(time.time(), cores, str(mark))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     change(order.environment)
     os.chdir(order.folder)

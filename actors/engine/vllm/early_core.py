@@ -58,7 +58,24 @@ one in the environment. An early process has PyTorch's own number, and each sets
 LATE: Mapping[Device, frozenset[str]] = {"cpu": frozenset(), "cuda": frozenset({VISIBLE, CHOSEN_THREADS[0]})}
 """The variables of `EARLY` that can be handed over to a process that waits, as long as it has not initialised CUDA."""
 
-WORKERS: Mapping[Device, str] = {"cpu": "vllm.v1.worker.cpu_worker", "cuda": "vllm.v1.worker.gpu_worker"}
+WORKERS: Mapping[Device, tuple[str, ...]] = {
+    "cpu": (
+        "vllm.v1.worker.cpu_worker",
+        "vllm.v1.attention.backends.cpu_attn",
+        "vllm.utils.cpu_triton_utils",
+        "vllm.v1.pool.flash_maxsim",
+        "vllm.distributed.elastic_ep.elastic_execute",
+        "vllm.model_executor.layers.quantization.online.base",
+        "vllm.model_executor.layers.quantization.online.fp8",
+        "vllm.model_executor.layers.quantization.online.int8",
+        "vllm.model_executor.layers.quantization.online.mxfp4",
+        "vllm.model_executor.layers.quantization.online.mxfp8",
+        "vllm.model_executor.layers.quantization.online.nvfp4",
+    ),
+    "cuda": ("vllm.v1.worker.gpu_worker",),
+}
+"""The modules from which follows what a worker imports. After the first one, a CPU worker would import them as it loads
+a model, whether or not the model needs them. For GPUs nobody has looked whether they initialise CUDA (`LATE`)."""
 
 _OUTPUT = (1, 2)
 """The descriptors of standard output and standard error."""
@@ -219,7 +236,7 @@ def core_modules(device: Device, asynchronous: bool = False) -> tuple[str, ...]:
         "vllm.v1.engine.async_llm",
         "vllm.v1.engine.core",
         "vllm.v1.executor.multiproc_executor",
-        WORKERS[device],
+        *WORKERS[device],
         CONNECTOR_MODULE,
         scheduler,
     )

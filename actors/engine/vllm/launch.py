@@ -10,6 +10,7 @@ signal (`plugin`) is bound to the thread that started the children.
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import logging
 import os
@@ -27,6 +28,7 @@ from typing import Any
 from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
+    CONNECTOR_MODULE,
     DEFAULT_ENVIRONMENT,
     LANDING,
     LANDING_OF,
@@ -44,6 +46,7 @@ from actors.engine.vllm.config import (
 )
 from actors.engine.vllm.connector.acquaintance import Peer, packed
 from actors.engine.vllm.early_core import LATE, EarlyCore, core_modules, platform_environment, taking
+from actors.engine.vllm.front import made_beside_its_core
 from actors.engine.vllm.gpus import gpu_models
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
 from actors.engine.weights.ahead import read_ahead
@@ -180,10 +183,26 @@ _prepared: EarlyCore | None = None
 OWNER_MODULES = (
     "vllm.v1.engine.async_llm",
     "vllm.engine.arg_utils",
+    # what making any configuration with our connector imports
+    "vllm.compilation.breakable_cudagraph",
+    "vllm.model_executor.layers.fusion.quant_activation",
+    "vllm.model_executor.model_loader",
+    "vllm.model_executor.models.config",
+    "vllm.model_executor.models.utils",
+    "vllm.v1.attention.backends.mamba2_attn",
+    "vllm.v1.attention.backends.mla.indexer",
+    "vllm.v1.worker.block_table",
+    "vllm.v1.executor.multiproc_executor",
+    CONNECTOR_MODULE,
+    # what most tokenizers need
+    "vllm.renderers.hf",
+    "vllm.transformers_utils.chat_templates",
+    "actors.engine.vllm.engine",
     "actors.engine.vllm.runner",
     "actors.engine.vllm.tools",
 )
-"""The modules from which follows nearly all that an engine's owner imports, whatever the model."""
+"""The modules from which follows nearly all that an engine's owner imports, whatever the model. vLLM imports many of
+them only when it makes a configuration; one that is missing is imported, or missed, when the engine starts."""
 
 
 def prepare(config: VllmEngineConfig) -> EarlyCore:
@@ -207,7 +226,8 @@ def prepare(config: VllmEngineConfig) -> EarlyCore:
         raise ValueError("pre-warmed processes need engines of a single core process")
     with without(plugin.UNNEEDED):
         for module in OWNER_MODULES:
-            importlib.import_module(module)
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
     _prepared.wait_imported()
     return _prepared
 
@@ -271,8 +291,9 @@ def _launched(
 
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
+    # imports never become garbage, and each collection of the start would walk them
+    gc.freeze()
     clock.end("imports")
     plugin.claim_children(forked_on(config, device))
     args = engine_args(config, device)
@@ -292,11 +313,10 @@ def _launched(
     # vLLM has chosen one for models that decode by diffusion, which cannot take a request over.
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+    os.environ[plugin.TOKENIZER_ENV] = plugin.tokenizer_of(vllm_config.model_config)
     clock.end("config")
     with spawning_through_plugin(), taking(early):
-        return AsyncLLM.from_vllm_config(
-            vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
-        )
+        return made_beside_its_core(vllm_config, [stat_logger(ledger)])
 
 
 def served_config(args: Mapping[str, Any]) -> Any:

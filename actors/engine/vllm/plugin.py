@@ -15,6 +15,12 @@ imports for 15 CPU seconds what its core has just imported. With one worker per 
 core's own environment, and the worker is forked instead. The core itself must not be bound, so it resets its own
 affinity, and the worker takes the binding.
 
+**Tokenizer.** The core loads the tokenizer, for grammars, when its worker is ready. Until then it only waits, so here a
+thread loads it as soon as the worker is forked, and vLLM finds it in its cache.
+
+**Garbage.** Loading a model, vLLM collects garbage twice in the worker and once in the core, all of the heap each time.
+Nearly all of it are the imports, which never become garbage; a forked worker would copy them for that. They are exempt.
+
 **Waits.** vLLM's core and workers talk through shared memory, and a process that waits there calls `sched_yield` in a
 loop for up to a second after the last message. That is right if each process has a core of its own. If an engine shares
 its cores with others, two idle processes use up all the time that the others leave. Worse, on Linux 6.18 a process that
@@ -23,12 +29,17 @@ yield gives up the rest of a slice, so thousands of them a second make the queue
 of a CPU engine therefore sleep until a message wakes them, or for a millisecond; with this, the effect did not occur.
 """
 
+import contextlib
 import ctypes
 import faulthandler
+import gc
+import json
 import os
 import signal
 import sys
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
@@ -36,6 +47,8 @@ FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
 # set where the model is loaded by `loader`
 LOADER_ENV = "SLUICE_PEER_LOADER"
+TOKENIZER_ENV = "SLUICE_TOKENIZER"
+"""Variable with what the engine's configuration says of its tokenizer (`tokenizer_of`)."""
 
 NAP_ENV = "SLUICE_NAP"
 """Variable that is set in the processes of a CPU engine, in which waits sleep."""
@@ -51,6 +64,11 @@ UNNEEDED = ("sklearn",)
 DUMP_SIGNAL = signal.SIGUSR2
 """Signal at which a process of an engine writes the stacks of its threads to its standard error. Neither vLLM nor Ray
 uses it."""
+
+_TOKENIZER = (
+    "tokenizer", "runner_type", "tokenizer_mode", "tokenizer_revision", "trust_remote_code", "skip_tokenizer_init"
+)  # fmt: skip
+"""The fields of vLLM's ModelConfig by which it finds a tokenizer in its cache (`cached_tokenizer_from_config`)."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
@@ -129,6 +147,7 @@ def register() -> None:
     die_with_parent(int(owner))
     write_stacks_at_signal()
     nap_instead_of_spinning()
+    gc.freeze()
     if os.environ.get(LOADER_ENV):
         from actors.engine.vllm import loader
 
@@ -136,7 +155,7 @@ def register() -> None:
     if os.environ.get(FORK_ENV):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         os.sched_setaffinity(0, _cores(FREE_ENV))
-        os.register_at_fork(after_in_child=_become_worker)
+        os.register_at_fork(after_in_child=_become_worker, after_in_parent=_load_tokenizer)
 
 
 def die_with_parent(owner: int) -> None:
@@ -178,6 +197,27 @@ def nap_instead_of_spinning() -> None:
 
     wait.naps = True  # type: ignore[attr-defined]
     SpinCondition.wait = wait
+
+
+def tokenizer_of(model_config: Any) -> str:
+    """Returns what a core needs of vLLM's ModelConfig to load its tokenizer, for `TOKENIZER_ENV`."""
+    return json.dumps({name: getattr(model_config, name) for name in _TOKENIZER})
+
+
+def _load_tokenizer() -> None:
+    """Runs in the core that has forked its worker. Another fork finds nothing to load any more."""
+    told = os.environ.pop(TOKENIZER_ENV, "")
+    if not told:
+        return
+
+    def load() -> None:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        # the core meets the same error when it needs the tokenizer itself, and says so
+        with contextlib.suppress(Exception):
+            cached_tokenizer_from_config(SimpleNamespace(**json.loads(told)))  # type: ignore[arg-type]
+
+    threading.Thread(target=load, name="tokenizer", daemon=True).start()
 
 
 def born_at_s() -> float:

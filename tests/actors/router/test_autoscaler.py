@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from actors.scaling.server import observation_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.scaling.observation import Duty, Observation
 from policies.state.views import Role
 from tests.actors.router.test_server import Peer, engine, peer, serving, until
@@ -77,6 +80,55 @@ async def test_its_orders_reach_the_engine_and_what_came_of_them_is_seen(router:
     # the engine says for how long it has been so
     assert 4.9 < seen.now_s - seen.engines[0].since_s < 60.0
     assert router.status().totals["assignments"] == 1
+
+
+async def test_an_engine_that_joins_warm_is_seen_before_an_observation_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that joins warm has started for a plan that waits for it. Several together are one observation."""
+    monkeypatch.setattr("actors.router.server.STATUS_S", 3600.0)
+    policy = JoinShortestQueue()
+    router = RouterServer(Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), 0.1)
+    await router.start([f"unix:{tmp_path}/own.sock"])
+    side, seen, observe = router._autoscaler, [], router._autoscaler.observe
+
+    def observed_early() -> None:
+        seen.append([info.id for info in router.engines.infos()])
+        observe()
+
+    monkeypatch.setattr(side, "observe", observed_early)
+
+    async def joins(name: str, duty: wire.Duty) -> Peer:
+        e = await peer(router, "engine", name)
+        facts = ("decode", "sim", "m", "g", ("unix:/x",), 2, 100, 16, 1024, "n", 1, 30.0)
+        e.channel.send(wire.Announce(wire.EngineInfo(name, *facts, duty=duty)))  # type: ignore[arg-type]
+        await until(lambda: router.engines.channel(name) is not None)
+        return e
+
+    try:
+        # without an autoscaler nobody waits
+        await joins("early", "warm")
+        a = await autoscaler(router)
+        await until(lambda: side.connected)
+        await joins("active", "active")
+        assert seen == []
+        # what is due comes, and with it the next one that is not
+        side.observe()
+        w = await joins("w", "warm")
+        await joins("x", "warm")
+        assert seen[1:] == [["active", "early", "w"]]
+        # one that is known tells nothing new
+        (info,) = [info for info in router.engines.infos() if info.id == "w"]
+        side.observe()
+        w.channel.send(wire.Announce(info, duty_for_s=5000.0))
+        since_s = router.engines.duty_since_s("w")
+        await until(lambda: router.engines.duty_since_s("w") != since_s)
+        assert len(seen) == 3
+        message = await a.get(wire.FleetObserved)
+        assert isinstance(message, wire.FleetObserved)
+        assert len(observation_of(message).engines) == 2
+    finally:
+        await router.stop()
 
 
 def _facts(info: wire.EngineInfo, role: wire.Role) -> tuple[object, ...]:

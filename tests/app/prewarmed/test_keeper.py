@@ -57,7 +57,7 @@ def test_replicas_are_started_by_the_launcher_from_one_folder_whatever_their_rol
     assert p is not None
     assert d is not None
     assert p.key == d.key
-    expected = [sys.executable, "-I", launcher.__file__, f"/tmp/s/pre-{p.key}"]
+    expected = [sys.executable, "-I", "-S", launcher.__file__, f"/tmp/s/pre-{p.key}"]
     assert python_of(deployments["PEngine"]) == python_of(deployments["DEngine"]) == expected
     # the autoscaler wants the keepers of this kind
     assert deployments["Autoscaler"]._replica_config.init_args[2] == (p.key,)

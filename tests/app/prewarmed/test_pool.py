@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from actors.engine.cores import claim
-from app.prewarmed.pool import RETRY_S, Counts, Pool
+from app.prewarmed.launcher import STARTING
+from app.prewarmed.pool import RETRY_S, START_S, Counts, Pool
 from tests.app.prewarmed.waiting import socket_of, until
 
 SHARES = ((0,), (1,))
@@ -34,6 +35,13 @@ class Rig:
 
     def taken(self, number: int) -> None:
         socket_of(self.folder, self.made[number][0].pid).unlink()
+
+    def mark(self, number: int) -> Path:
+        """The file that stands for a process in which an engine starts."""
+        return socket_of(self.folder, self.made[number][0].pid).with_suffix(STARTING)
+
+    def starting(self, number: int) -> None:
+        socket_of(self.folder, self.made[number][0].pid).rename(self.mark(number))
 
     def kill(self, number: int) -> None:
         self.made[number][0].kill()
@@ -67,6 +75,61 @@ def test_one_that_is_taken_is_made_again(rig: Rig) -> None:
     assert rig.made[1][0].poll() is not None
     # what became an engine lives on
     assert rig.made[0][0].poll() is None
+
+
+def test_one_that_is_taken_keeps_its_place_until_its_engine_has_started(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.look()
+    rig.starting(0)
+    rig.now_s = START_S - 1.0
+    assert rig.pool.look() == Counts(0, 0, 1, 0)
+    rig.now_s += START_S - 1.0
+    assert rig.pool.look() == Counts(0, 0, 1, 0)
+    rig.mark(0).unlink()
+    assert rig.pool.look() == Counts(0, 1, 1, 0)
+    assert len(rig.made) == 2
+
+
+def test_one_whose_engine_starts_for_long_is_made_again_all_the_same(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.look()
+    rig.starting(0)
+    rig.pool.look()
+    rig.now_s = START_S
+    assert rig.pool.look() == Counts(0, 1, 1, 0)
+
+
+def test_one_that_ends_before_its_engine_has_started_is_made_again_at_once(rig: Rig) -> None:
+    rig.pool.look()
+    rig.ready(0)
+    rig.pool.look()
+    rig.starting(0)
+    rig.pool.look()
+    rig.kill(0)
+    assert rig.pool.look() == Counts(0, 1, 1, 0)
+    # another process may get its number
+    assert not rig.mark(0).exists()
+
+
+def test_others_are_made_while_an_engine_starts(tmp_path: Path) -> None:
+    """Each start holds one place of the pool, so that many of them in a row do not empty it for good."""
+    rig = Rig(tmp_path, size=2)
+    try:
+        for number in range(2):
+            rig.pool.look()
+            rig.ready(number)
+        rig.pool.look()
+        rig.starting(0)
+        rig.taken(1)
+        assert rig.pool.look() == Counts(0, 1, 2, 0)
+        rig.ready(2)
+        assert rig.pool.look() == Counts(1, 0, 2, 0)
+        assert len(rig.made) == 3
+    finally:
+        for number in range(len(rig.made)):
+            rig.kill(number)
 
 
 def test_one_that_cannot_be_made_is_tried_again_less_and_less_often(

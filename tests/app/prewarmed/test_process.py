@@ -1,5 +1,6 @@
 """A process that waits becomes the worker that Ray starts; where none does, the worker is started as ever."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -12,24 +13,29 @@ from typing import Any
 import psutil
 import pytest
 
-from app.prewarmed import launcher
+from app.prewarmed import launcher, process
 from tests.app.prewarmed.waiting import ROOT, socket_of, started, until, until_waiting
 from tests.processes import ended
 
 WORKER = """
-import ctypes, json, os, setproctitle, signal, sys
+import ctypes, gc, json, os, setproctitle, signal, sys
 setproctitle.setproctitle("ray::worker")
 with open("/proc/self/cmdline") as file: title = file.read().strip(chr(0))
 death = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)  # PR_GET_PDEATHSIG
 if "app.prewarmed.process" in sys.modules:
-    taken = list(sys.modules["app.prewarmed.process"].taken)
+    process = sys.modules["app.prewarmed.process"]
+    taken = list(process.taken)
+    marked = [os.path.exists(process.taken.mark)]
+    process.started()
+    marked.append(os.path.exists(process.taken.mark))
 else:
-    taken = None
+    taken = marked = None
 print(json.dumps({
     "pid": os.getpid(), "arguments": sys.argv, "name": __name__, "folder": os.getcwd(), "path": sys.path[0],
     "environment": dict(os.environ), "death": death.value, "taken": taken, "main": sys.modules["__main__"].__file__,
-    "error": sys.stdin.read(), "title": title, "policy": os.sched_getscheduler(0),
+    "error": sys.stdin.read(), "title": title, "policy": os.sched_getscheduler(0), "marked": marked,
+    "ahead": "wave" in sys.modules, "frozen": gc.get_freeze_count(),
 }), flush=True)
 """
 
@@ -68,7 +74,7 @@ def launched(folder: Path, worker: Path, patient: bool = True) -> dict[str, Any]
     """Returns what a worker says that Ray would have started, with the launcher's process id added."""
     script = ["-c", PATIENT, str(Path(launcher.__file__).parent)] if patient else [launcher.__file__]
     process = subprocess.Popen(
-        [sys.executable, "-I", *script, str(folder), str(worker), "--token=7", "a b"],
+        [sys.executable, "-I", "-S", *script, str(folder), str(worker), "--token=7", "a b"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={"PATH": os.environ["PATH"], "RAY_TOKEN": "of the worker"},
@@ -110,7 +116,18 @@ def test_a_waiting_process_becomes_the_worker(
     assert "END" not in told["environment"]
     assert told["taken"][1] == [0, 3]
     assert not socket_of(tmp_path, waiting.pid).exists()
+    # its keeper could see that an engine starts in it, until that had started
+    assert told["marked"] == [True, False]
+    # it has imported ahead, and no collection walks that
+    assert told["ahead"]
+    assert told["frozen"] > 0
     assert launched(tmp_path, worker)["pid"] != waiting.pid
+
+
+def test_all_that_a_worker_imports_ahead_is_there() -> None:
+    """A missing module is passed over silently: another version of Ray shall not end all pre-warmed processes."""
+    missing = [name for name in process.REPLICA if importlib.util.find_spec(name) is None]
+    assert not missing
 
 
 def test_a_process_that_was_killed_is_passed_over(

@@ -25,6 +25,8 @@ def end():
     other.close()
 threading.Thread(target=end, daemon=True).start()
 ENGINES["sim"] = dataclasses.replace(ENGINES["sim"], prewarm=lambda config: mine)
+# as idle work, Ray's would take minutes on a busy machine
+process.REPLICA = ("wave", "no_such_module")
 process.main(sys.argv[1])
 """
 

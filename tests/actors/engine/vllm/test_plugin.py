@@ -56,6 +56,23 @@ def test_kill_of_the_owner_takes_the_whole_tree() -> None:
     wait_until_gone(pids[1:])
 
 
+def test_what_a_child_has_imported_is_exempt_from_collections() -> None:
+    """In a process of its own, because the exemption is the process's."""
+    code = """
+import gc, os, subprocess, sys
+from actors.engine.vllm import plugin
+if len(sys.argv) == 1:
+    plugin.claim_children(None)
+    sys.exit(subprocess.run([sys.executable, "-c", os.environ["CODE"], "child"]).returncode)
+class Loaded: pass
+loaded = Loaded()
+plugin.register()
+assert gc.get_freeze_count() > 0
+assert not any(kept is loaded for kept in gc.get_objects())
+"""
+    assert start(code, CODE=code).wait(60) == 0
+
+
 def test_a_child_whose_owner_has_gone_leaves_at_once() -> None:
     dead = start("pass")
     dead.wait()
@@ -147,3 +164,33 @@ def test_a_spawned_child_is_bound_before_its_imports_and_spared_some(tmp_path: P
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout == f"({int(signal.SIGKILL)}, True, False)\n", done.stderr
+
+
+def test_a_core_loads_the_tokenizer_while_its_worker_starts() -> None:
+    """The core's own question for it finds the cache filled."""
+    code = """
+import os, sys, time
+from types import SimpleNamespace
+from actors.engine.vllm import plugin
+from app.models import resolve
+config = SimpleNamespace(
+    tokenizer=str(resolve("smollm2-135m-instruct")), runner_type="generate", tokenizer_mode="auto",
+    tokenizer_revision=None, trust_remote_code=False, skip_tokenizer_init=False, hf_config=None,
+)
+if len(sys.argv) == 1:
+    plugin.claim_children((0,))
+    os.environ[plugin.TOKENIZER_ENV] = plugin.tokenizer_of(config)
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["CODE"], "core"])
+from vllm.tokenizers import registry
+os.environ[plugin.PARENT_ENV] = str(os.getppid())
+plugin.register()
+if not (worker := os.fork()):
+    os._exit(0)
+os.waitpid(worker, 0)
+while not registry.cached_get_tokenizer.cache_info().currsize: time.sleep(0.02)
+assert registry.cached_tokenizer_from_config(config) is not None
+assert registry.cached_get_tokenizer.cache_info().hits == 1
+# it is loaded once
+assert plugin.TOKENIZER_ENV not in os.environ
+"""
+    assert start(code, CODE=code).wait(100) == 0
