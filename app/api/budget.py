@@ -5,6 +5,7 @@ OpenAI's own API takes, where that has a bound.
 """
 
 import math
+import re
 from typing import Any
 
 from app.api.errors import bad_request
@@ -24,6 +25,12 @@ MAX_COUNTED_SQUARES = 40_000
 """Most squares of numbers of properties, over the objects of a schema that count theirs (`minProperties` or
 `maxProperties`). xgrammar 0.2.8 makes rules of each pair of them, in the event loop of the engine: 0.1 s for 200
 properties, 5 s and 1 GB for 1,000 (CPU time of `Grammar.from_json_schema` on the development machine).
+"""
+MAX_NESTED_REPEATS = 10_000
+"""Largest product of counted repeats of which one is inside the other, as in `(a{1,100}){1,100}`. xgrammar 0.2.8 keeps
+all ways to read what has come, in every step of the engine's core: 4 ms for a character at this product, and no end for
+`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). Names of
+hosts have 127 parts of 63 characters at most.
 """
 MAX_TOOLS = 1024
 """Most tools. OpenAI takes 128."""
@@ -141,6 +148,7 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
 
 def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
     values = chars = depth = squares = 0
+    nested, counted = 1, [1]
     level = [value]
     while level:
         depth += 1
@@ -149,6 +157,8 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         for one in level:
             if isinstance(one, dict):
                 squares += _counted(one) ** 2
+                nested = max(nested, *map(nested_repeats, _patterns(one)))
+                counted += _repeats(one)
                 chars += sum(map(len, one))
                 below.extend(one.values())
             elif isinstance(one, list):
@@ -163,10 +173,14 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
                 # the parser takes NaN and 1e999, which no JSON of ours could pass on
                 raise bad_request(f"'{param}' has a number that is not finite.", param, "invalid_value")
         level = below
+    if len(counted) > 2:
+        # which of them is inside which is not known
+        nested = max(nested, math.prod(counted))
     for found, most, what in (
         (values, most_values, "values"),
         (chars, most_chars, "characters"),
         (depth, MAX_SCHEMA_DEPTH, "levels"),
+        (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
         (squares, MAX_COUNTED_SQUARES, "pairs of properties in objects with minProperties or maxProperties"),
     ):
         if found > most:
@@ -179,3 +193,55 @@ def _counted(schema: dict[str, Any]) -> int:
     properties = schema.get("properties")
     counts = isinstance(properties, dict) and ("minProperties" in schema or "maxProperties" in schema)
     return len(properties) if counts else 0  # type: ignore[arg-type]  # a dict
+
+
+_COUNT = re.compile(r"\{(\d{1,18})(?:,(\d{0,18}))?\}")
+_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+
+
+def nested_repeats(pattern: str) -> int:
+    """Returns the largest product of counted repeats of a regular expression of which one is inside the other; 1 if
+    none is. A repeat without an upper count has its lower one.
+    """
+    # of the groups that are open: the largest product inside
+    inside = [1]
+    last = worst = 1
+    at = 0
+    while at < len(pattern):
+        counts = _COUNT.match(pattern, at)
+        if counts is not None:
+            count = max(1, int(counts[2] or counts[1]))
+            if last > 1 and count > 1:
+                worst = max(worst, last * count)
+            last *= count
+            inside[-1] = max(inside[-1], last)
+            at = counts.end()
+            continue
+        atom = _ATOM.match(pattern, at)
+        assert atom is not None
+        at = atom.end()
+        if atom[0] == "(":
+            inside.append(1)
+        elif atom[0] == ")" and len(inside) > 1:
+            last = inside.pop()
+            inside[-1] = max(inside[-1], last)
+        elif atom[0] not in "*+?":
+            last = 1
+    return worst
+
+
+def _patterns(schema: dict[str, Any]) -> list[str]:
+    """Returns the regular expressions of a schema or of a form of a structural tag, and one that is none."""
+    by_pattern = schema.get("patternProperties")
+    found = ["", *by_pattern] if isinstance(by_pattern, dict) else [""]
+    pattern = schema.get("pattern")
+    return [*found, pattern] if isinstance(pattern, str) else found
+
+
+def _repeats(form: dict[str, Any]) -> list[int]:
+    """Returns the counts above 1 of the repeats in a form of a structural tag: of itself, or of its grammar."""
+    grammar = form.get("grammar")
+    counts = [int(one[1] or one[0]) for one in _COUNT.findall(grammar)] if isinstance(grammar, str) else []
+    if form.get("type") == "repeat":
+        counts += [one for one in (form.get("max"), form.get("min")) if isinstance(one, int) and one > 0][:1]
+    return [count for count in counts if count > 1]

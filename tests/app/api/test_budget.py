@@ -40,6 +40,10 @@ def tool(name: str, properties: int) -> dict[str, Any]:
     }
 
 
+def as_tag(form: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": form}
+
+
 def counting(properties: int) -> dict[str, Any]:
     """A schema of an object that counts its properties."""
     known = {f"p{i}": {"type": "string"} for i in range(properties)}
@@ -71,6 +75,13 @@ def test_ordinary_requests_pass() -> None:
         ),
         chat(stop_token_ids=list(range(1000))),
         chat(response_format=as_format(counting(190))),
+        chat(
+            response_format=as_format(
+                {"pattern": r"^\d{4}-\d{2}-\d{2} ([a-z{9}-]{1,63}\.){1,127}[a-z]{2,999999}$"}
+            )
+        ),
+        chat(response_format=as_format({"properties": {"pattern": {"type": "string", "maxLength": 10**9}}})),
+        chat(response_format=as_tag({"type": "grammar", "grammar": 'root ::= "a"{1,100000}'})),
         chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
@@ -127,6 +138,36 @@ def test_an_ordinary_echo_passes() -> None:
             chat(tools=[{"type": "function", "function": {"name": "f", "parameters": counting(201)}}]),
             "tools",
         ),
+        # what freezes its core while the answer is generated
+        (chat(response_format=as_format({"pattern": "^(a{1,101}){1,100}$"})), "response_format"),
+        (
+            chat(response_format=as_format({"patternProperties": {"((a?){9}b){999}((a{2}){3}){9999}": {}}})),
+            "response_format",
+        ),
+        (chat(tools=[{"parameters": {"pattern": "((a{9}b){9}){999}"}}]), "tools"),
+        (
+            chat(response_format=as_tag({"type": "regex", "pattern": "((a{1,100}){1,100}){1,100}"})),
+            "response_format",
+        ),
+        (
+            chat(
+                response_format=as_tag({"type": "grammar", "grammar": 'root ::= b{1,999}\nb ::= "a"{1,99}'})
+            ),
+            "response_format",
+        ),
+        (
+            chat(
+                response_format=as_tag(
+                    {
+                        "type": "repeat",
+                        "min": 0,
+                        "max": 999,
+                        "content": {"type": "repeat", "min": 1, "max": 99},
+                    }
+                )
+            ),
+            "response_format",
+        ),
         (chat(tools=[{"x": 1}]).replace(b'{"x":1}', b'{"x":NaN}'), "tools"),
         (chat(chat_template_kwargs={"x": 1}).replace(b'{"x":1}', b'{"x":1e999}'), "chat_template_kwargs"),
         (
@@ -139,6 +180,18 @@ def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         plan_chat(body, {}, DEFAULTS)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "product"),
+    [
+        ("", 1), ("a{5}", 1), ("a{5}b{7}", 1), ("(a{5}){7}", 35), ("(a{5}b{3}){7}", 35), ("((a{2})+c){1,3}", 6),
+        ("(a{2,}){3}", 6), ("(a{1}){9}", 1), (r"(a\{5}){7}", 1), ("([{5}]){7}", 1), ("(a){2}{3}", 6), ("((", 1),
+        ("))a{2}", 1), ("(a{5}|b){0,7}", 35), ("{5}{,3}", 1), ("((x{2}){3}y{50}){4}", 200), ("\\", 1), ("[", 1),
+    ],
+)  # fmt: skip
+def test_repeats_inside_one_another(pattern: str, product: int) -> None:
+    assert budget.nested_repeats(pattern) == product
 
 
 def test_options_count_for_each_sequence() -> None:

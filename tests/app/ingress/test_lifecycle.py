@@ -219,7 +219,7 @@ class Mortal(ScriptedEngine):
 
 
 async def test_a_client_of_openai_kills_two_engines_and_not_six(tmp_path: Path) -> None:
-    """It sends what failed with 5xx twice more by itself, unless the server says not to."""
+    """A client of OpenAI sends what failed with 5xx twice more by itself, unless the server says not to."""
     engines: list[ScriptedEngine] = [Mortal(f"c{n}", "colocated", tmp_path, auto=False) for n in range(8)]
     async with rig(tmp_path, engines) as made:
         client = openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="any")

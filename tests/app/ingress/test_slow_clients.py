@@ -40,7 +40,7 @@ def unread(made: Rig) -> SharedBytes[protocol.FastHttpProtocol]:
 
 
 async def test_a_client_that_is_gone_without_a_word_is_found_out(tmp_path: Path) -> None:
-    """Its request waits, so nothing is sent on its connection, and only the kernel's probes can tell."""
+    """A request waits, so nothing is sent on the connection, and only the kernel's probes can tell."""
     async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
         sock = small_reader(made)
         await asyncio.get_running_loop().sock_sendall(sock, SHORT)
