@@ -85,6 +85,7 @@ class Autoscaler:
         decodes serves.
         """
         self._rung = False
+        self._told = False  # whether the autoscaler of this connection has had an observation that was due
         self._channel: Channel | None = None
         self._generation = 0
         self._observer: FleetObserver | None = None
@@ -120,7 +121,7 @@ class Autoscaler:
             )
             return
         self._generation = max(self._generation, generation)
-        former, self._channel = self._channel, channel
+        former, self._channel, self._told = self._channel, channel, False
         if former is not None:
             self._no_answer()
             former.abort(f"{channel.peer_name} of generation {generation} takes over")
@@ -177,7 +178,7 @@ class Autoscaler:
             if self._engines.channel(e) is not None and sent.last_s >= oldest_s
         }
         if self._channel is not None and self._observer is not None:
-            self._rung = False
+            self._rung, self._told = False, True
             leads = self._leads.leads(Leads())
             self._channel.send(self._observer.observed(len(self._ingresses), self._ingresses.version, leads))
 
@@ -249,9 +250,10 @@ class Autoscaler:
         """Notes what an engine announces: an order that it has carried out took from its first sending until now.
 
         An engine that joins and is warm may be wanted as an active one, as each is that starts for a plan. So it is
-        observed at once, with those that join until the next observation is due.
+        observed at once, with those that join until the next observation is due. Before the first one that was due all
+        engines join, those of a router that was replaced, too; a part of them is no fleet to decide by.
         """
-        if joins and info.duty == "warm":
+        if joins and info.duty == "warm" and self._told:
             self._observe_early()
         sent = self._sent.get(info.id)
         if sent is None or (info.role, info.duty) != (sent.order.role, sent.order.duty):

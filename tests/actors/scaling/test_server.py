@@ -354,6 +354,7 @@ async def test_a_router_that_is_killed_mid_plan_is_replaced_and_the_plan_and_the
     await until(lambda: scaler.rounds > rounds, "a round with the new router")
     await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
     await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    await until(lambda: duty(fleet, "p-0") is not None, "the last engine is back")
     assert (duty(fleet, "p-0"), duty(fleet, "d-0")) == ("active", "active")
     await decoding.client.text("s")
     for node in fleet.rig.nodes:
