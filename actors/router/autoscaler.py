@@ -85,7 +85,8 @@ class Autoscaler:
         decodes serves.
         """
         self._rung = False
-        self._told = False  # whether the autoscaler of this connection has had an observation that was due
+        # whether the autoscaler of this connection has had an observation that was due
+        self._told = False
         self._channel: Channel | None = None
         self._generation = 0
         self._observer: FleetObserver | None = None

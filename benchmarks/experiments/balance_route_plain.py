@@ -51,7 +51,7 @@ SOURCES = {
 }
 """The sources of forecasts by case. Where nothing recurs exact match is survival, and is not run again."""
 SOURCES_BY_POOL = (DEPLOYED, ORACLE)
-"""Those of the further pools, of which the paper has no figures."""
+"""The sources of the further pools, of which the paper has no figures."""
 POOLS = (4.0, 32.0)
 """Further sizes of the pool, in prompts for each worker."""
 POOLED = "recurring-long"

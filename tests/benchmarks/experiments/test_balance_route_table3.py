@@ -63,9 +63,8 @@ def test_later_requests_come_as_those_of_the_past_do() -> None:
         times_s = [one.arrival.arrival_s for one in outcomes]
         return (len(times_s) - 1) / (max(times_s) - min(times_s))
 
-    assert rate(made) == pytest.approx(
-        rate(past), rel=0.3
-    )  # lengths differ, and some of the past have not ended
+    # lengths differ, and some of the past have not ended
+    assert rate(made) == pytest.approx(rate(past), rel=0.3)
 
     def per_token_s(outcomes: Sequence[Outcome]) -> float:
         return (outcomes[0].finish_s - outcomes[0].arrival.arrival_s) / outcomes[0].output_tokens

@@ -306,7 +306,7 @@ def test_locality_is_compared_with_the_same_policy_without_it(quick: bool) -> No
 
 @pytest.mark.parametrize("pair", deepflow_locality.PAIRS.values())
 def test_without_hits_the_policies_of_a_pair_decide_alike(pair: tuple[str, str]) -> None:
-    """So a row for prompts that share nothing could not fail."""
+    """A row for prompts that share nothing could not fail."""
     found = []
     for policy in pair:
         config = deepflow_locality._config(policy, 0.0, 8.0, True) | {"workload": SYNTHETIC, "requests": 60}
