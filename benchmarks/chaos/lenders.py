@@ -31,16 +31,14 @@ round has engines of its own. Finished rounds are kept until the result is writt
 rounds, goes on after an interruption.
 """
 
-import argparse
 import asyncio
-import functools
 import itertools
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,22 +49,14 @@ from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.hosted import send
 from benchmarks.chaos.lenders_report import counted_once, rows
 from benchmarks.chaos.lending_hosts import BORROWER, LENDER, PATIENCE_S, LendingHosts
+from benchmarks.chaos.rounds import BITS_PER_S, carry_out, parser_of
 from benchmarks.chaos.vllm_asks import compare
-from benchmarks.live.kept import Parts
-from benchmarks.live.load import run_fast
-from benchmarks.live.machine import LIVE_CODE, command, facts, save
-from benchmarks.live.servers import ROOT
 from benchmarks.mfs import link
 from benchmarks.mfs.workload import Workload
-from benchmarks.progress import teller
 from policies.request.life import Life
 from policies.request.stage import Stage
 
 MODULE = "benchmarks.chaos.lenders"
-CODE = (*LIVE_CODE, "benchmarks/hosts", "benchmarks/mfs", "benchmarks/chaos")
-OUT = ROOT / "benchmarks" / "results" / "reads"
-
-BITS_PER_S = 400_000_000
 SHARE = 0.25
 """Share of the prefix that has come over the link when a fault begins."""
 
@@ -330,45 +320,21 @@ async def measured(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, 1 if an aim is missed, or 2 where hosts cannot be made."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="of order and prompts")
+    parser = parser_of(MODULE, __doc__, rounds=1)
     parser.add_argument(
         "--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND", help="kinds of faults"
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the result")
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     args = parser.parse_args(argv)
-    if (reason := link.why_not()) is not None:
-        print(f"{MODULE}: {reason}: nothing is measured here", file=sys.stderr)
-        return 2
-    machine, say = facts(MODULE, CODE), teller()
+
+    def made(number: int, say: Callable[[str], None]) -> Coroutine[Any, Any, list[dict[str, Any]]]:
+        return measured(args.seed, number, args.only, say, args.logs)
+
+    def missed(fault: Mapping[str, Any]) -> bool:
+        return not fault["right"] or bool(fault["left"]) or not counted_once(fault)
+
     config = {"seed": args.seed, "kinds": list(args.only)}
-    parts = Parts("lenders", machine, config)
-
-    def harmed(number: int) -> dict[str, Any]:
-        return {"faults": run_fast(measured(args.seed, number, args.only, say, args.logs))}
-
-    rounds = [
-        parts.once(f"round {number + 1}", functools.partial(harmed, number), say)
-        for number in range(args.rounds)
-    ]
-    faults = [fault for found in rounds for fault in found["faults"]]
-    result = {
-        "command": command(MODULE, argv),
-        "config": {"rounds": args.rounds, **config},
-        "machine": machine,
-        "rounds": parts.ends(),
-        "faults": faults,
-    }
-    for row in rows(result):
-        print(f"{row.name}: {row.ours:.4g} {row.unit}")
-    if not save(args.out / "lenders.json", result, levels=2):
-        return 1
-    parts.forget()
-    return int(any(not one["right"] or one["left"] or not counted_once(one) for one in faults))
+    return carry_out(MODULE, argv, args, config, made, rows, missed)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ own. Finished rounds are kept until the result is written, and the same command,
 interruption.
 """
 
-import argparse
 import asyncio
 import functools
 import itertools
@@ -43,21 +42,13 @@ from typing import Any
 from actors.wire.messages import Failed, PrefillDone
 from benchmarks.chaos import memory
 from benchmarks.chaos.hosted import AGENT
+from benchmarks.chaos.rounds import BITS_PER_S, carry_out, parser_of
 from benchmarks.chaos.two_hosts import ENGINES, LEASE_S, LENDER, READER, Attempt, Lost, TwoHosts
 from benchmarks.experiments.base import Row
-from benchmarks.live.kept import Parts
-from benchmarks.live.load import run_fast
-from benchmarks.live.machine import LIVE_CODE, command, facts, save
-from benchmarks.live.servers import ROOT
 from benchmarks.mfs import link
 from benchmarks.mfs.workload import Workload
-from benchmarks.progress import teller
 
 MODULE = "benchmarks.chaos.reads"
-CODE = (*LIVE_CODE, "benchmarks/hosts", "benchmarks/mfs", "benchmarks/chaos")
-OUT = ROOT / "benchmarks" / "results" / "reads"
-
-BITS_PER_S = 400_000_000
 MOVING_S = 0.5
 """Seconds from the beginning of a read to the fault: a quarter of the bytes have moved."""
 
@@ -285,40 +276,13 @@ async def measured(seed: int, number: int, say: Callable[[str], None]) -> list[d
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, 1 if an aim is missed, or 2 where hosts cannot be made."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="of order and prompts")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the result")
-    args = parser.parse_args(argv)
-    if (reason := link.why_not()) is not None:
-        print(f"{MODULE}: {reason}: nothing is measured here", file=sys.stderr)
-        return 2
-    machine, say = facts(MODULE, CODE), teller()
-    parts = Parts("reads", machine, {"seed": args.seed})
+    args = parser_of(MODULE, __doc__, rounds=3).parse_args(argv)
 
-    def harmed(number: int) -> dict[str, Any]:
-        return {"faults": run_fast(measured(args.seed, number, say))}
+    def missed(fault: Mapping[str, Any]) -> bool:
+        return not fault["right"] or bool(fault["left"])
 
-    rounds = [
-        parts.once(f"round {number + 1}", functools.partial(harmed, number), say)
-        for number in range(args.rounds)
-    ]
-    faults = [fault for found in rounds for fault in found["faults"]]
-    result = {
-        "command": command(MODULE, argv),
-        "config": {"rounds": args.rounds, "seed": args.seed},
-        "machine": machine,
-        "rounds": parts.ends(),
-        "faults": faults,
-    }
-    for row in rows(result):
-        print(f"{row.name}: {row.ours:.4g} {row.unit}")
-    if not save(args.out / "reads.json", result, levels=2):
-        return 1
-    parts.forget()
-    return int(any(not one["right"] or one["left"] for one in faults))
+    made = functools.partial(measured, args.seed)
+    return carry_out(MODULE, argv, args, {"seed": args.seed}, made, rows, missed)
 
 
 if __name__ == "__main__":

@@ -213,9 +213,11 @@ def _load_tokenizer() -> None:
     def load() -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
+        # what that function reads of a ModelConfig, and nothing else
+        of_model: Any = SimpleNamespace(**json.loads(told))
         # the core meets the same error when it needs the tokenizer itself, and says so
         with contextlib.suppress(Exception):
-            cached_tokenizer_from_config(SimpleNamespace(**json.loads(told)))  # type: ignore[arg-type]
+            cached_tokenizer_from_config(of_model)
 
     threading.Thread(target=load, name="tokenizer", daemon=True).start()
 

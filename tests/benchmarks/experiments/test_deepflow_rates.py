@@ -225,7 +225,7 @@ def test_a_run_of_each_kind_measures_all_but_the_first_fifth() -> None:
         config = deepflow_load.config_of(policy, rate, 0.9, True) | {"workload": SYNTHETIC, "requests": 40}
         if config["map"] is not None:
             config["map"] |= {"prefills": [2_048.0], "ratios": [0.01], "rates": [0.5], "batch": 2}
-        # It raises where a request does not end.
+        # a run in which a request does not end raises
         found = deepflow_load.run_one(config, 600)
         assert found[deepflow_load.JCT] is not None
         assert 0.0 < found[deepflow_load.JCT] < 60.0
