@@ -234,15 +234,23 @@ async def test_a_read_that_breaks_down_at_the_reader_leaves_nothing_at_its_lende
 
 
 async def test_a_cancelled_prefill_keeps_its_blocks_until_what_is_on_its_way_has_arrived(
-    patient: None, site: Site
+    patient: None, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = Counter[str]()
+    chunk = Puller.chunk
+
+    def counted(puller: Puller, *about: Any) -> None:
+        asked["chunks"] += 1
+        chunk(puller, *about)
+
+    monkeypatch.setattr(Puller, "chunk", counted)
     await site.start_agent(window=1, whole_read_when_alone=False, port_bytes_per_s=2e4)
     lender = await site.lender(2e4)
     p = await site.prefill(layer_groups=GROUPS, timing={"transfer_bandwidth_bytes_per_s": 2e4})
     await site.joined(2)
     lent = await lender.prefilled("r", HEAD)
     p.client.channel.send(Prefill("r", PROMPT, {}, 60.0, prefix=lent.handle))
-    await until(lambda: site.agent is not None and site.agent.desk.totals["permits"], "a permit")
+    await until(lambda: asked["chunks"], "a chunk")
     p.client.cancel("r")
     await until(lambda: not p.engine.status().running, "no slot is held")
     # 64 KiB at 20 kB/s take three seconds
