@@ -22,13 +22,17 @@ device. What was killed is started again after half a second. Whatever the fault
 answer in the same attempt: from the prefix if it still comes, else from the prompt, which it computes. The same prompt
 is then sent to it once more, so that its cache is judged, too.
 
+A prompt that the lender is to compute may be tried again at the other prefill engine: after a long cut the decode
+engine's connection to the lender may be dead, which its next read finds out. Such a prompt cannot be lent. It is
+counted, and the next one is taken.
+
 Kept of each fault: the shares of the prefix that had come at the fault and in all, how the loan ended by the ingress's
 counter, further attempts, whether both answers were the undisturbed one up to near ties, the seconds from the fault to
 the first token, and what was left anywhere: open requests, leases, blocks, reads at the flow agent, processes. Then
-loans are made until one is used again, and those that were of no use are counted. Aims: no wrong answer, one attempt
-and one loan each, nothing left. The exit status is 1 if one of them is missed, and 2 where hosts cannot be made. Each
-round has engines of its own. Finished rounds are kept until the result is written, and the same command, also with more
-rounds, goes on after an interruption.
+loans are made until one is used again; those that were of no use are counted, and so are prompts that could not be
+lent. Aims: no wrong answer, one attempt and one loan each, nothing left. The exit status is 1 if one of them is missed,
+and 2 where hosts cannot be made. Each round has engines of its own. Finished rounds are kept until the result is
+written, and the same command, also with more rounds, goes on after an interruption.
 """
 
 import asyncio
@@ -69,6 +73,7 @@ LEFT_S = 60.0
 """Seconds in which everything must be given back. Leases of a lender that nobody releases end by themselves."""
 
 PROMPTS_PER_ROUND = 10_000
+PROMPTS_LEFT_OUT = 5
 
 IN_THE_LEASE = "lending"
 KINDS = (IN_THE_LEASE, "killed", "stopped", "stopped, long", "cut", "cut, long")
@@ -98,8 +103,9 @@ class Loan:
 @dataclass(slots=True)
 class Fault:
     """One fault and what came of it. The borrower had the prompt `prompt_s` after the fault, and the first token came
-    `recovery_s` after it. `useless` loans were made later before one was used; `undisturbed_s` are the seconds of that
-    one from the moment at which it would have been harmed to its first token.
+    `recovery_s` after it. `useless` loans were made later before one was used, and `strayed` prompts were tried again
+    at another engine than the lender; `undisturbed_s` are the seconds of the loan that was used from the moment at
+    which it would have been harmed to its first token.
     """
 
     kind: str
@@ -113,6 +119,7 @@ class Fault:
     recovery_s: float | None
     left: str = ""
     useless: int = 0
+    strayed: int = 0
     undisturbed_s: float | None = None
 
 
@@ -123,7 +130,7 @@ class Round:
         self._hosts, self._say = hosts, say
         self._workload = Workload()
         self._prompts = itertools.count(first_prompt)
-        self._processes = 0
+        self._processes = self._strayed = 0
 
     async def warm(self) -> None:
         """Has both prefill engines compute, so that the router knows their speeds, and makes loans until one is used.
@@ -138,9 +145,7 @@ class Round:
 
     async def fault(self, kind: str) -> Fault:
         """Harms the lender of one prefix, and returns what came of it."""
-        tokens = self._prompt()
-        expected = await self._whole(tokens, LENDER)
-        await self._hosts.cached(tokens, LENDER)
+        tokens, expected = await self._lendable()
         loan = await self._borrowed(tokens, kind)
         if loan.at_s is None:
             raise RuntimeError(f"{kind}: the fault found no loan, which ended as {loan.loans}")
@@ -154,7 +159,9 @@ class Round:
             recovery_s=loan.since(loan.first_s),
         )  # fmt: skip
         found.left = await self._left()
+        self._strayed = 0
         found.useless, used = await self._until_used()
+        found.strayed = self._strayed
         found.undisturbed_s = used.since(used.first_s)
         return found
 
@@ -167,15 +174,27 @@ class Round:
             )
         return answer
 
+    async def _lendable(self) -> tuple[list[int], Answer]:
+        """Returns a fresh prompt that the lender alone has cached, and its undisturbed answer. Raises RuntimeError if
+        `PROMPTS_LEFT_OUT` prompts one after another were tried again elsewhere.
+        """
+        for _ in range(PROMPTS_LEFT_OUT):
+            tokens = self._prompt()
+            answer = await self._whole(tokens, LENDER)
+            if not self._hosts.strayed:
+                await self._hosts.cached(tokens, LENDER)
+                return tokens, answer
+            self._strayed += 1
+            self._say("a prompt was tried again at another engine, so it is not lent")
+        raise RuntimeError(f"{PROMPTS_LEFT_OUT} prompts were tried again at another engine than the lender")
+
     async def _until_used(self) -> tuple[int, Loan]:
         """Makes loans of fresh prompts until one is used. Returns how many were not, and that one. Raises TimeoutError
         if none is used for long.
         """
         end_s = time.monotonic() + PATIENCE_S
         for useless in itertools.count():
-            tokens = self._prompt()
-            await self._whole(tokens, LENDER)
-            await self._hosts.cached(tokens, LENDER)
+            tokens, _ = await self._lendable()
             loan = await self._borrowed(tokens)
             if loan.loans.get("used"):
                 return useless, loan

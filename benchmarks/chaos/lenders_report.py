@@ -47,6 +47,8 @@ def _kind(kind: str, faults: list[Mapping[str, Any]]) -> Iterator[Row]:
         if known:
             yield Row(f"{kind}: longest from the fault to {what}", None, max(known), "s")
     yield Row(f"{kind}: later loans of no use", None, float(sum(one["useless"] for one in faults)))
+    strayed = float(sum(one["strayed"] for one in faults))
+    yield Row(f"{kind}: later prompts of the lender that another engine computed", None, strayed)
 
 
 def counted_once(fault: Mapping[str, Any]) -> bool:

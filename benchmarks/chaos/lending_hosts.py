@@ -37,7 +37,7 @@ from benchmarks.mfs.workload import BLOCK_TOKENS
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import block_hashes
 from policies.request.life import Life
-from policies.routing.base import Decision, Needs, PolicyError, Ranked, Reason
+from policies.routing.base import Decision, Needs, Ranked, Reason
 from policies.routing.simple.round_robin import RoundRobin
 from policies.state.views import Request, Snapshot, Worker
 
@@ -77,22 +77,27 @@ PARAMS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentTo:
-    """A prefill policy that sends every prompt to one worker. Raises PolicyError where that may not take it."""
+    """A prefill policy that sends every prompt to one worker, and to another one where that may not take it: after a
+    read of its KV failed, the prompt is tried again elsewhere. `strayed` counts those.
+    """
 
     needs: ClassVar[Needs] = Needs.NONE
     paper: ClassVar[str] = "none (the harness chooses)"
     formula: ClassVar[str] = "cost = 0"
     worker: str
     name: str = "sent_to"
+    strayed: int = 0
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        if all(worker.id != self.worker for worker in workers):
-            raise PolicyError(f"{self.worker} is not among {[worker.id for worker in workers]}")
-        return Decision(self.worker, (Ranked(self.worker, 0.0, {}),), Reason.ONLY_CANDIDATE)
+        chosen = self.worker
+        if all(worker.id != chosen for worker in workers):
+            chosen = workers[0].id
+            self.strayed += 1
+        return Decision(chosen, (Ranked(chosen, 0.0, {}),), Reason.ONLY_CANDIDATE)
 
 
 class LendingHosts(Hosted):
@@ -102,12 +107,13 @@ class LendingHosts(Hosted):
         super().__init__(pair, folder, SIZES, ("--router", f"unix:{folder}/router.sock"))
         network = folder / "network.yaml"
         network.write_text(NETWORK)
+        self._sent = SentTo(LENDER)
         dispatch = DispatchConfig(
             lend_prefixes=True, lease_margin_s=LEASE_MARGIN_S, status_stale_s=STATUS_STALE_S
         )
         self.router = RouterServer(
             Identity("router", "router-lenders", SECRET.encode()),
-            Dispatcher(dispatch, SentTo(LENDER), RoundRobin()),
+            Dispatcher(dispatch, self._sent, RoundRobin()),
             # what is learnt of the link would contradict the file
             network=RouterNetwork(NetworkConfig(str(network), estimate=False)),
         )
@@ -172,8 +178,10 @@ class LendingHosts(Hosted):
     # ------------------------------------------------------------------------------------------------- requests
 
     async def ask(self, tokens: Sequence[int], engine: str) -> tuple[Answer, float | None]:
-        """Has an engine compute a prompt, and returns the answer with the time of its first token."""
-        self.router.dispatcher.prefill = SentTo(engine)
+        """Has an engine compute a prompt, and returns the answer with the time of its first token. `strayed` then says
+        whether another one computed it, too.
+        """
+        self._sent = self.router.dispatcher.prefill = SentTo(engine)
         answer, first_s = Answer(stream=True), list[float]()
 
         def piece(data: bytes) -> None:
@@ -189,6 +197,11 @@ class LendingHosts(Hosted):
             connection.drop()
         answer.end()
         return answer, first_s[0] if first_s else None
+
+    @property
+    def strayed(self) -> bool:
+        """Whether the last prompt was sent to another engine than the one that was asked for."""
+        return bool(self._sent.strayed)
 
     def request(self) -> Life | None:
         """Returns the request that is open; None if none is."""

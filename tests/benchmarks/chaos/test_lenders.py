@@ -14,7 +14,6 @@ from benchmarks.chaos.lenders import IN_THE_LEASE, KINDS, first_prompt, judged, 
 from benchmarks.chaos.lenders_report import UNDISTURBED, counted_once, rows
 from benchmarks.chaos.lending_hosts import BORROWER, ENGINES, LENDER, SIZES, SentTo, borrowing, received
 from benchmarks.mfs.engines import engine_options
-from policies.routing.base import PolicyError
 
 AGENT = "unix:/tmp/agent.sock"
 
@@ -36,7 +35,8 @@ def fault(kind: str, **more: Any) -> dict[str, Any]:
     plain = {
         "kind": kind, "moved": None if kind == IN_THE_LEASE else 0.3, "moved_in_all": 0.4,
         "loans": {"failed" if kind == IN_THE_LEASE else "recomputed": 1}, "attempts": 0, "right": True, "wrong": "",
-        "prompt_s": 7.0, "recovery_s": 9.0, "left": "", "useless": 0, "undisturbed_s": 2.0,
+        "prompt_s": 7.0, "recovery_s": 9.0, "left": "", "useless": 0, "strayed": 0,
+        "undisturbed_s": 2.0,
     }  # fmt: skip
     return plain | more
 
@@ -44,7 +44,7 @@ def fault(kind: str, **more: Any) -> dict[str, Any]:
 def test_rows_judge_answers_loans_and_what_is_left() -> None:
     good = {
         "faults": [
-            fault("killed", moved=0.27, recovery_s=11.0, useless=2),
+            fault("killed", moved=0.27, recovery_s=11.0, useless=2, strayed=1),
             fault("killed"),
             fault("cut", loans={"used": 1}, moved=0.5, moved_in_all=1.02, undisturbed_s=2.5),
             fault(IN_THE_LEASE),
@@ -64,6 +64,7 @@ def test_rows_judge_answers_loans_and_what_is_left() -> None:
         "killed: longest from the fault to the whole prompt's KV": 7,
         "killed: longest from the fault to the first token": 11,
         "killed: later loans of no use": 2,
+        "killed: later prompts of the lender that another engine computed": 1,
         "cut: loans used": 1,
         "cut: share of the prefix that came in all, most": 102,
         "lending: loans failed": 1,
@@ -149,7 +150,9 @@ def test_the_borrower_is_a_prefill_engine_on_the_other_host_that_asks_for_permit
 def test_a_prompt_goes_to_the_engine_that_is_named() -> None:
     workers: Any = [SimpleNamespace(id=LENDER), SimpleNamespace(id=BORROWER)]
     nothing: Any = None
-    chosen = SentTo(BORROWER).choose_prefill(nothing, workers, nothing, random.Random(1))
+    policy = SentTo(BORROWER)
+    chosen = policy.choose_prefill(nothing, workers, nothing, random.Random(1))
     assert (chosen.worker, [one.worker for one in chosen.ranking]) == (BORROWER, [BORROWER])
-    with pytest.raises(PolicyError, match="prefill-1 is not among"):
-        SentTo(BORROWER).choose_prefill(nothing, workers[:1], nothing, random.Random(1))
+    assert not policy.strayed
+    assert policy.choose_prefill(nothing, workers[:1], nothing, random.Random(1)).worker == LENDER
+    assert policy.strayed == 1
