@@ -287,6 +287,8 @@ def _repeats_of_grammar(grammar: str, param: str) -> list[int]:
     # xgrammar takes spaces, ends of lines and comments between all parts of a count
     dense = "".join(grammar.split())
     if _INTERRUPTED.search(dense):
-        raise bad_request(f"'{param}' has a grammar with '#' in braces: write {{1,9}}.", param, "invalid_value")
+        raise bad_request(
+            f"'{param}' has a grammar with '#' in braces: write {{1,9}}.", param, "invalid_value"
+        )
     counts = [_number(upper or lower) for lower, upper in _COUNT.findall(dense)]
     return [count for count in counts if count > 1]

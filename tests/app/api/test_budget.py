@@ -173,7 +173,10 @@ def test_an_ordinary_echo_passes() -> None:
             "response_format",
         ),
         # numbers of any length, spaces and comments are counts, too
-        (chat(response_format=as_format({"pattern": f"(a{{1,{99:030}}}){{1,{999:030}}}"})), "response_format"),
+        (
+            chat(response_format=as_format({"pattern": f"(a{{1,{99:030}}}){{1,{999:030}}}"})),
+            "response_format",
+        ),
         (grammar('root ::= (("a"{ 1, 99 }){1 , 999})'), "response_format"),
         (grammar('root ::= (("a"{1,\n99}){1,\t999})'), "response_format"),
         (grammar('root ::= (("a"{1 # up to\n,99}){1,999 # }\n})'), "response_format"),
