@@ -217,7 +217,7 @@ _INTERRUPTED = re.compile(r"\{\d*(?:,\d*)?#")
 # what opens and is not closed goes to the end, so that no character is looked at twice; engines refuse it
 _ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
 _MOST_COUNTED = 10**15
-"""The largest product of counts that is told from larger ones."""
+"""The largest product of counts that is distinguished from larger ones."""
 
 
 def nested_repeats(pattern: str, outside: int = 1) -> int:

@@ -231,7 +231,7 @@ def test_a_pattern_is_repeated_by_what_is_around_it(pattern: str, product: int) 
 
 @pytest.mark.parametrize("text", ["[", "[\\", "(", "{", "{1", "{1,", "\\"])
 def test_no_character_of_a_pattern_or_grammar_is_looked_at_again_and_again(text: str) -> None:
-    """Otherwise this would take an hour."""
+    """The test would take an hour if some were."""
     long = text * (budget.MAX_SCHEMA_CHARS // len(text) - 10)
     assert budget.nested_repeats(long) == 1
     assert budget.check_schema({"grammar": long}, "x") > 0
