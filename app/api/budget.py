@@ -6,6 +6,7 @@ OpenAI's own API takes, where that has a bound.
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from app.api.errors import bad_request
@@ -148,7 +149,7 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
 
 def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
     values = chars = depth = squares = 0
-    nested, counted = 1, [1]
+    objects: list[dict[str, Any]] = []
     level = [value]
     while level:
         depth += 1
@@ -157,8 +158,7 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         for one in level:
             if isinstance(one, dict):
                 squares += _counted(one) ** 2
-                nested = max(nested, *map(nested_repeats, _patterns(one)))
-                counted += _repeats(one)
+                objects.append(one)
                 chars += sum(map(len, one))
                 below.extend(one.values())
             elif isinstance(one, list):
@@ -173,19 +173,35 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
                 # the parser takes NaN and 1e999, which no JSON of ours could pass on
                 raise bad_request(f"'{param}' has a number that is not finite.", param, "invalid_value")
         level = below
-    if len(counted) > 2:
-        # which of them is inside which is not known
-        nested = max(nested, math.prod(counted))
     for found, most, what in (
         (values, most_values, "values"),
         (chars, most_chars, "characters"),
         (depth, MAX_SCHEMA_DEPTH, "levels"),
-        (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
         (squares, MAX_COUNTED_SQUARES, "pairs of properties in objects with minProperties or maxProperties"),
     ):
         if found > most:
             raise bad_request(f"'{param}' has {found} {what}; at most {most}.", param, "request_too_costly")
+    # only now, because each character of a pattern takes a look
+    _check_repeats(objects, param)
     return VALUE_BYTES * values + CHAR_BYTES * chars
+
+
+def _check_repeats(objects: list[dict[str, Any]], param: str) -> None:
+    """Raises `ApiError` 400 if repeats in schemas, or in forms of a structural tag, are too many inside one another."""
+    grammars = [text for one in objects if isinstance(text := one.get("grammar"), str)]
+    counted = [count for text in grammars for count in _repeats_of_grammar(text, param)]
+    around = [count for one in objects if (count := _repeats_of_form(one)) > 1]
+    # which of these is inside which is not known
+    together = counted + around
+    nested = _product(together) if len(together) > 1 else 1
+    outside = _product(around)
+    for one in objects:
+        # quotes keep the texts of a schema apart, but not those of a form
+        outer = outside if one.get("type") == "regex" else 1
+        nested = max([nested, *(nested_repeats(pattern, outer) for pattern in _patterns(one))])
+    if nested > MAX_NESTED_REPEATS:
+        message = f"'{param}' has {nested} repeats inside one another; at most {MAX_NESTED_REPEATS}."
+        raise bad_request(message, param, "request_too_costly")
 
 
 def _counted(schema: dict[str, Any]) -> int:
@@ -195,13 +211,18 @@ def _counted(schema: dict[str, Any]) -> int:
     return len(properties) if counts else 0  # type: ignore[arg-type]  # a dict
 
 
-_COUNT = re.compile(r"\{(\d{1,18})(?:,(\d{0,18}))?\}")
-_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_INTERRUPTED = re.compile(r"\{\d*(?:,\d*)?#")
+"""The beginning of a count that a comment interrupts, in a grammar without its spaces."""
+# what opens and is not closed goes to the end, so that no character is looked at twice; engines refuse it
+_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+_MOST_COUNTED = 10**15
+"""The largest product of counts that is distinguished from larger ones."""
 
 
-def nested_repeats(pattern: str) -> int:
+def nested_repeats(pattern: str, outside: int = 1) -> int:
     """Returns the largest product of counted repeats of a regular expression of which one is inside the other; 1 if
-    none is. A repeat without an upper count has its lower one.
+    none is. A repeat without an upper count has its lower one. The whole expression is repeated `outside` times.
     """
     # of the groups that are open: the largest product inside
     inside = [1]
@@ -210,10 +231,10 @@ def nested_repeats(pattern: str) -> int:
     while at < len(pattern):
         counts = _COUNT.match(pattern, at)
         if counts is not None:
-            count = max(1, int(counts[2] or counts[1]))
+            count = _number(counts[2] or counts[1])
             if last > 1 and count > 1:
-                worst = max(worst, last * count)
-            last *= count
+                worst = max(worst, _product((last, count)))
+            last = _product((last, count))
             inside[-1] = max(inside[-1], last)
             at = counts.end()
             continue
@@ -227,21 +248,47 @@ def nested_repeats(pattern: str) -> int:
             inside[-1] = max(inside[-1], last)
         elif atom[0] not in "*+?":
             last = 1
-    return worst
+    most = max(inside)
+    return max(worst, _product((most, outside))) if most > 1 and outside > 1 else worst
+
+
+def _number(digits: str) -> int:
+    """Returns the number of digits of any length, 1 at least; of more than ten the first ten, which are enough."""
+    return max(1, int(digits.lstrip("0")[:10] or "0"))
+
+
+def _product(counts: Iterable[int]) -> int:
+    """Returns a product, or `_MOST_COUNTED` for a larger one: a text of half a million characters holds a number that
+    takes long to multiply, and that Python does not print.
+    """
+    product = 1
+    for count in counts:
+        product = min(product * count, _MOST_COUNTED)
+    return product
 
 
 def _patterns(schema: dict[str, Any]) -> list[str]:
-    """Returns the regular expressions of a schema or of a form of a structural tag, and one that is none."""
+    """Returns the regular expressions of a schema or of a form of a structural tag."""
     by_pattern = schema.get("patternProperties")
-    found = ["", *by_pattern] if isinstance(by_pattern, dict) else [""]
+    found = list(by_pattern) if isinstance(by_pattern, dict) else []
     pattern = schema.get("pattern")
     return [*found, pattern] if isinstance(pattern, str) else found
 
 
-def _repeats(form: dict[str, Any]) -> list[int]:
-    """Returns the counts above 1 of the repeats in a form of a structural tag: of itself, or of its grammar."""
-    grammar = form.get("grammar")
-    counts = [int(one[1] or one[0]) for one in _COUNT.findall(grammar)] if isinstance(grammar, str) else []
-    if form.get("type") == "repeat":
-        counts += [one for one in (form.get("max"), form.get("min")) if isinstance(one, int) and one > 0][:1]
+def _repeats_of_form(form: dict[str, Any]) -> int:
+    """Returns the count of a form of a structural tag that repeats another one; 1 for any other."""
+    if form.get("type") != "repeat":
+        return 1
+    return next((one for one in (form.get("max"), form.get("min")) if isinstance(one, int) and one > 0), 1)
+
+
+def _repeats_of_grammar(grammar: str, param: str) -> list[int]:
+    """Returns the counts above 1 of the repeats in a grammar. Raises `ApiError` 400 where a comment is in a count."""
+    # xgrammar takes spaces, ends of lines and comments between all parts of a count
+    dense = "".join(grammar.split())
+    if _INTERRUPTED.search(dense):
+        raise bad_request(
+            f"'{param}' has a grammar with '#' in braces: write {{1,9}}.", param, "invalid_value"
+        )
+    counts = [_number(upper or lower) for lower, upper in _COUNT.findall(dense)]
     return [count for count in counts if count > 1]

@@ -210,10 +210,10 @@ class Round:
         hosts = self._hosts
         tree, before, received = hosts.tree(LENDER), hosts.loans(), hosts.received_bytes()
         asked = asyncio.create_task(hosts.ask(tokens, BORROWER))
+        harm = None
         try:
             request = await self._moment(asked, kind == IN_THE_LEASE, received)
             loan = Loan(Answer(stream=True), None)
-            harm = None
             if request is not None:
                 if kind != IN_THE_LEASE:
                     loan.moved = self._moved(request, received)
@@ -231,6 +231,9 @@ class Round:
             return loan
         finally:
             asked.cancel()
+            if harm is not None:
+                # without an answer the round ends, and what was killed must not be started again behind it
+                harm.cancel()
 
     async def _moment(self, asked: "asyncio.Task[Any]", in_the_lease: bool, received: int) -> Life | None:
         """Returns the request when its prefix is being lent, or else when `SHARE` of the prefix has come over the link;

@@ -220,8 +220,12 @@ class FastHttpProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._bounds.unread.hold(self, 0)
-        if self._waiting and self._current is None:
+        if self._current is not None:
+            return
+        if self._waiting:
             self._loop.call_soon(self._next)
+        elif not (self._in_request or self._closing):
+            self._idles()
 
     # ------------------------------------------------------------------------------------------------ httptools
 

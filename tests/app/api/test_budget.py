@@ -44,6 +44,10 @@ def as_tag(form: dict[str, Any]) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
+def grammar(text: str) -> bytes:
+    return chat(response_format=as_tag({"type": "grammar", "grammar": text}))
+
+
 def counting(properties: int) -> dict[str, Any]:
     """A schema of an object that counts its properties."""
     known = {f"p{i}": {"type": "string"} for i in range(properties)}
@@ -168,6 +172,32 @@ def test_an_ordinary_echo_passes() -> None:
             ),
             "response_format",
         ),
+        # numbers of any length, spaces and comments are counts, too
+        (
+            chat(response_format=as_format({"pattern": f"(a{{1,{99:030}}}){{1,{999:030}}}"})),
+            "response_format",
+        ),
+        (grammar('root ::= (("a"{ 1, 99 }){1 , 999})'), "response_format"),
+        (grammar('root ::= (("a"{1,\n99}){1,\t999})'), "response_format"),
+        (grammar('root ::= (("a"{1 # up to\n,99}){1,999 # }\n})'), "response_format"),
+        (grammar(f'root ::= ("a"{{1,{99:030}}}){{1,{999:030}}}'), "response_format"),
+        # the product is no number that Python prints
+        (grammar("root ::= a" + f"{{{10**17}}}" * 400), "response_format"),
+        (chat(tools=[{"pattern": "(" * 400 + "a" + f"{{{10**17}}})" * 400}]), "tools"),
+        # a form around another one repeats the other's text
+        (
+            chat(
+                response_format=as_tag(
+                    {
+                        "type": "repeat",
+                        "min": 1,
+                        "max": 101,
+                        "content": {"type": "regex", "pattern": "a{1,100}"},
+                    }
+                )
+            ),
+            "response_format",
+        ),
         (chat(tools=[{"x": 1}]).replace(b'{"x":1}', b'{"x":NaN}'), "tools"),
         (chat(chat_template_kwargs={"x": 1}).replace(b'{"x":1}', b'{"x":1e999}'), "chat_template_kwargs"),
         (
@@ -192,6 +222,26 @@ def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
 )  # fmt: skip
 def test_repeats_inside_one_another(pattern: str, product: int) -> None:
     assert budget.nested_repeats(pattern) == product
+
+
+@pytest.mark.parametrize(("pattern", "product"), [("a", 1), ("a{5}", 35), ("(a{5}b{3}){2}c{20}", 140)])
+def test_a_pattern_is_repeated_by_what_is_around_it(pattern: str, product: int) -> None:
+    assert budget.nested_repeats(pattern, 7) == product
+
+
+@pytest.mark.parametrize("text", ["[", "[\\", "(", "{", "{1", "{1,", "\\"])
+def test_no_character_of_a_pattern_or_grammar_is_looked_at_again_and_again(text: str) -> None:
+    """The test would take an hour if some were."""
+    long = text * (budget.MAX_SCHEMA_CHARS // len(text) - 10)
+    assert budget.nested_repeats(long) == 1
+    assert budget.check_schema({"grammar": long}, "x") > 0
+
+
+def test_a_text_around_a_repeat_keeps_it_apart_from_another_one() -> None:
+    """A hundred texts of a hundred characters each are no repeats inside one another."""
+    inner = {"type": "json_schema", "json_schema": {"type": "string", "pattern": "a{1,1000}"}}
+    form = {"type": "repeat", "min": 1, "max": 100, "content": inner}
+    plan_chat(chat(response_format=as_tag(form)), {}, DEFAULTS)
 
 
 def test_options_count_for_each_sequence() -> None:

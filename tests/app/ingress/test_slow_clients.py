@@ -16,7 +16,7 @@ from app.ingress.http.listener import ListenerConfig
 from app.ingress.http.memory import SharedBytes
 from app.listening import IDLE_S, PROBE_S, PROBES
 from tests.app.ingress.rig import MODEL, Rig, pair, raw, rig, until
-from tests.app.ingress.test_bounds import SHORT, STREAM, clients, config, refusals, running
+from tests.app.ingress.test_bounds import SHORT, STREAM, Client, clients, config, refusals, running
 
 
 def small_reader(made: Rig) -> socket.socket:
@@ -158,6 +158,33 @@ async def test_unread_bytes_of_all_are_bounded_and_the_largest_goes(tmp_path: Pa
         await until(lambda: unread(made).held_bytes == 0, "nothing unread")
         for sock in socks:
             sock.close()
+        await made.idle()
+
+
+async def test_a_connection_idles_once_the_rest_of_its_answer_has_been_read(tmp_path: Path) -> None:
+    """A client that reads an answer late, and then does nothing, keeps its place from nobody."""
+    async with rig(tmp_path, pair(tmp_path, auto=False), config(max_connections=1)) as made:
+        sock, loop = small_reader(made), asyncio.get_running_loop()
+        await loop.sock_sendall(sock, SHORT)
+        attempt_id = await running(made)
+        size = 12_000_000
+        made.engines["d"].token(attempt_id, "x" * size, finish="stop")
+        await until(lambda: made.app.in_flight == 0, "an answer written")
+        one, got = connection(made), 0
+        assert one._paused
+        while got < size:
+            got += len(await loop.sock_recv(sock, 1_000_000))
+        await until(lambda: not one._paused, "all of it in the kernel")
+        # from another address, within the limit of that
+        port, own = made.listener.port, ("127.0.0.2", 0)
+        other = Client(*await asyncio.open_connection("127.0.0.1", port, local_addr=own))
+        other.send(raw("GET", "/v1/models"))
+        assert (await other.answer())[0] == 200
+        # the first one has made way
+        while await loop.sock_recv(sock, 1_000_000):
+            pass
+        sock.close()
+        other.leave()
         await made.idle()
 
 

@@ -1,7 +1,9 @@
 """Harmed lenders: the order of faults, verdicts, figures, and what the harness itself decides."""
 
+import asyncio
 import json
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import pytest
 
 from actors.engine.registry import engine_config
+from benchmarks.chaos import lenders
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.lenders import IN_THE_LEASE, KINDS, first_prompt, judged, schedule
 from benchmarks.chaos.lenders_report import UNDISTURBED, counted_once, rows
 from benchmarks.chaos.lending_hosts import BORROWER, ENGINES, LENDER, SIZES, SentTo, borrowing, received
 from benchmarks.mfs.engines import engine_options
+from policies.request.stage import Stage
 
 AGENT = "unix:/tmp/agent.sock"
 
@@ -122,6 +126,51 @@ def test_an_answer_that_ends_with_an_error_is_wrong() -> None:
     answer = streamed(" a")
     answer.feed(b'data: {"error": {"code": "engine_lost", "message": "gone"}}\n\n')
     assert judged(answer, streamed(" a")) == ("wrong", "200 engine_lost: gone")
+
+
+class Unanswered:
+    """Hosts whose borrower gives no answer once the lender is harmed."""
+
+    def __init__(self) -> None:
+        self.killed, self.begun = asyncio.Event(), list[str]()
+
+    def tree(self, name: str) -> list[Any]:
+        return []
+
+    def loans(self) -> dict[str, int]:
+        return {}
+
+    def received_bytes(self) -> int:
+        return 0
+
+    def request(self) -> Any:
+        return SimpleNamespace(stage=Stage.LENDING)
+
+    async def until(self, holds: Callable[[], object], what: str) -> None:
+        while not holds():
+            await asyncio.sleep(0)
+
+    async def ask(self, tokens: list[int], engine: str) -> Any:
+        await self.killed.wait()
+        raise TimeoutError
+
+    async def kill(self, name: str, tree: list[Any]) -> None:
+        self.killed.set()
+
+    def begin(self, name: str) -> None:
+        self.begun.append(name)
+
+    async def ready(self, name: str) -> None:
+        pass
+
+
+async def test_a_lender_is_not_started_again_behind_a_round_that_has_ended() -> None:
+    hosts: Any = Unanswered()
+    with pytest.raises(TimeoutError):
+        await lenders.Round(hosts, 0, print)._borrowed([1], IN_THE_LEASE)
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0)
+    assert hosts.killed.is_set() and hosts.begun == []
 
 
 NET_DEV = """Inter-|   Receive           |  Transmit
