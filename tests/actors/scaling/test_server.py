@@ -297,7 +297,7 @@ async def test_a_router_that_is_replaced_leaves_the_autoscaler_what_it_has_not_s
 async def test_an_order_before_the_first_round_with_a_new_router_is_one_to_give_again(
     fleet: Cluster, tmp_path: Path
 ) -> None:
-    """What another autoscaler has saved would replace it."""
+    """The memory that another autoscaler may have saved would replace the order."""
     memory = Memory()
     scaler = await autoscaler(fleet, memory)
     await until(lambda: scaler.rounds > 0 and memory.saved is not None, "a round that is saved")

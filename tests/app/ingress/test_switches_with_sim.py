@@ -1,5 +1,5 @@
-"""An engine that dies while it switches its role, over real sockets: an autoscaler orders the switch, requests are under
-way at the engine, and only Serve is in memory.
+"""An engine that dies while it switches its role, over real sockets: an autoscaler orders the switch, requests are
+under way at the engine, and only Serve is in memory.
 """
 
 import asyncio

@@ -61,7 +61,11 @@ class Sim:
                 task.cancel()
         for server in self.server._servers:
             server.close()
-        for channel in [*self.server._clients, *self.server._others, *([link.channel] if link.channel else [])]:
+        for channel in [
+            *self.server._clients,
+            *self.server._others,
+            *([link.channel] if link.channel else []),
+        ]:
             channel.abort("killed")
         await self.stop()
 
