@@ -116,7 +116,8 @@ class RouterReplica:
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = wire.identity("router", f"router-{uuid.uuid4().hex[:8]}")
         logs.start("router")
-        generation = next_generation(serve.get_replica_context().app_name)
+        application = serve.get_replica_context().app_name
+        generation = next_generation(application)
         network = RouterNetwork(router.network_config(), ray.nodes)
         journal = RouterJournal(
             router.journal_config(), dispatcher, importlib.metadata.version("sluice-server")
@@ -132,6 +133,7 @@ class RouterReplica:
             router.regime_thresholds(),
             router.role_switch_config(),
             decision_traces(me.id, clock_s),
+            latest_generation(application, "autoscaler"),
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()
@@ -160,19 +162,15 @@ def next_generation(application: str, kind: str = "router") -> int:
     may jump. Returns 0 if the store cannot be used. Such a router is not fenced: another one may decide beside it, so
     that engines may get more work than they have slots for, which then waits there. Nothing is lost or wrong.
     """
-    counters = f"{kind}-generation/{application}/"
-
-    def numbers() -> list[int]:
-        return [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
-
+    counters = _counters(application, kind)
     try:
-        taken = numbers()
+        taken = _generations(counters)
         while True:
             generation = max(taken, default=0) + 1
             # of two routers that start at once, the second finds the number taken
             while _internal_kv_put(f"{counters}{generation}", b"1", overwrite=False, namespace="sluice"):
                 generation += 1
-            taken = numbers()
+            taken = _generations(counters)
             # This number may have been another's, who has a higher one now and has deleted it. The highest number is
             # never deleted, so whoever finds its own to be the highest has it alone.
             if generation == max(taken):
@@ -185,6 +183,26 @@ def next_generation(application: str, kind: str = "router") -> int:
         log.warning("Ray's store gives this %s no generation (%r), so it is not fenced", kind, error)
         return 0
     return generation
+
+
+def latest_generation(application: str, kind: str) -> int:
+    """Returns the highest generation that a process of this kind has, or 0 if there was none or the store cannot be
+    used.
+    """
+    try:
+        return max(_generations(_counters(application, kind)), default=0)
+    except Exception as error:
+        # Ray's client raises errors of many kinds
+        log.warning("Ray's store does not tell the latest generation of the kind %s (%r)", kind, error)
+        return 0
+
+
+def _counters(application: str, kind: str) -> str:
+    return f"{kind}-generation/{application}/"
+
+
+def _generations(counters: str) -> list[int]:
+    return [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
 
 
 async def refit_in_ray(job: Any) -> Any:

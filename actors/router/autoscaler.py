@@ -2,8 +2,12 @@
 questions of administrators.
 
 One autoscaler is obeyed at a time, the one of the highest generation. The connection of an earlier one ends when a
-later one connects, and an earlier one that comes afterwards is refused. Nothing is remembered for a new router or
-autoscaler: engines announce their role and duty, and orders are given again until they are seen carried out.
+later one connects, and an earlier one that comes afterwards is refused. A router that has just started knows the
+highest generation that was given (`app.replicas`), so it waits for the latest autoscaler as the router before it did.
+When the later one has been away for `GONE_S` an earlier one is obeyed, because one that lives is better than none.
+
+Nothing else is remembered for a new router or autoscaler: engines announce their role and duty, and orders are given
+again until they are seen carried out.
 """
 
 import itertools
@@ -49,7 +53,10 @@ NOBODY = (
 )
 LEFT = "The autoscaler was lost before it answered; whether it acted is not known."
 
-
+GONE_S = 30.0
+"""Seconds without the autoscaler of the highest generation after which an earlier one is obeyed. ASSUMPTION: one that
+lives is back sooner (`actors.wire.link.BACKOFF_MOST_S`), and one that has died is replaced sooner, by a later one.
+"""
 GIVEN_AGAIN_S = 10.0
 """Seconds after which an order that is not given again is no order any more. ASSUMPTION: ten rounds of an autoscaler,
 which gives an order in each one until it is carried out."""
@@ -68,7 +75,8 @@ class _Sent(NamedTuple):
 
 class Autoscaler:
     """The autoscaler that is connected, if one is. The fleet is observed from the first connection on, so that a later
-    autoscaler finds complete windows. `stands_by` gets each change of the fleet's phase.
+    autoscaler finds complete windows. `stands_by` gets each change of the fleet's phase. `generation` is the highest
+    one that an autoscaler of this application is known to have, or 0 if none is known.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class Autoscaler:
         engines: Engines,
         ingresses: Ingresses,
         stands_by: Callable[[Standby], None],
+        generation: int = 0,
     ) -> None:
         self._dispatcher, self._engines, self._ingresses = dispatcher, engines, ingresses
         self._stands_by = stands_by
@@ -88,7 +97,9 @@ class Autoscaler:
         # whether the autoscaler of this connection has had an observation that was due
         self._told = False
         self._channel: Channel | None = None
-        self._generation = 0
+        self._generation = generation
+        # since when no autoscaler is connected, while none is
+        self._left_s = time.monotonic()
         self._observer: FleetObserver | None = None
         self._numbers = itertools.count(1)
         # by number: who asked, and under which number of its own
@@ -113,15 +124,17 @@ class Autoscaler:
     # -------------------------------------------------------------------------------------------------- connection
 
     def opened(self, channel: Channel) -> None:
-        """Obeys the autoscaler of a new connection from now on, unless a later one has been here."""
+        """Obeys the autoscaler of a new connection from now on, unless a later one is here or may come back."""
         assert channel.peer is not None
         generation = channel.peer.generation
-        if 0 < generation < self._generation:
+        expected = self._channel is not None or time.monotonic() - self._left_s < GONE_S
+        if expected and 0 < generation < self._generation:
             channel.abort(
                 f"this autoscaler of generation {generation} was replaced by one of {self._generation}"
             )
             return
-        self._generation = max(self._generation, generation)
+        # one without a generation leaves the bound as it is
+        self._generation = generation or self._generation
         former, self._channel, self._told = self._channel, channel, False
         if former is not None:
             self._no_answer()
@@ -136,7 +149,7 @@ class Autoscaler:
             if asker is channel:
                 del self._questions[number]
         if channel is self._channel:
-            self._channel = None
+            self._channel, self._left_s = None, time.monotonic()
             self.gauges = {}
             self._sent.clear()
             self._no_answer()

@@ -78,6 +78,7 @@ class RouterServer:
     """One router. After `start`, `addresses` are those at which ingresses and engines can connect.
 
     `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
+    `autoscaler_generation` is the highest one that an autoscaler of the application has, or 0 if none is known.
     `regimes` are the thresholds by which the router reports how loaded its fleet is, and `role_switch` says for how
     long it lends idle engines to the other role (by default it lends none). `traces` take the decisions about sampled
     requests.
@@ -95,6 +96,7 @@ class RouterServer:
         regimes: RegimeThresholds | None = None,
         role_switch: RoleSwitchConfig | None = None,
         traces: "DecisionTraces | None" = None,
+        autoscaler_generation: int = 0,
     ) -> None:
         self._traces = traces
         self._following = Following(me.id)
@@ -144,7 +146,9 @@ class RouterServer:
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
         )
-        self._autoscaler = Autoscaler(dispatcher, self.engines, self._ingresses, self._stands_by)
+        self._autoscaler = Autoscaler(
+            dispatcher, self.engines, self._ingresses, self._stands_by, autoscaler_generation
+        )
         self._ticked_s = -math.inf
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()

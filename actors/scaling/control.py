@@ -51,7 +51,9 @@ MEMORY = 2
 
 
 class FleetUnknown(RuntimeError):
-    """An order cannot be judged before the controller's first decision; the same order can be a moment later."""
+    """An order cannot be judged before the first decision of a controller or of a connection to the router; the same
+    order can be a moment later.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,13 @@ class Controller:
     def begun_with(self, memory: str | None) -> "Controller":
         """Returns a new controller of the same application, which begins with this memory."""
         return Controller(self._make, self.configured, self._version, memory, self._waits.configured_s)
+
+    def forget_fleet(self) -> None:
+        """Has the orders of administrators wait for the next decision, because another controller may have decided
+        since the last one.
+        """
+        if self.fleet is not None:
+            self._known, self.fleet = _replica_ids(self.fleet), None
 
     # --------------------------------------------------------------------------------------------------- decisions
 
@@ -454,7 +463,7 @@ class Controller:
     def _known_fleet(self) -> Fleet:
         """Returns the fleet of the last decision. Raises FleetUnknown before the first one."""
         if self.fleet is None:
-            raise FleetUnknown("the autoscaler has just started and does not know the fleet yet")
+            raise FleetUnknown("the autoscaler has just met this router and does not know the fleet yet")
         return self.fleet
 
     def scale(self, counts: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 Each observation (one a second) is a round: Serve's counts are read, the controller decides, orders to engines go to the
 router, and numbers of replicas to Serve. What fails in a round is tried in the next one, since every round begins with
-what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts. What an
-earlier one was ordered and has set until the router left it, the later one reads from the store in its first round.
+what is. Without a router nothing is done, so of two autoscalers only the one that the router obeys acts. What the other
+one was ordered and has set until the router left it, this one reads from the store in the first round of a connection.
+An administrator's order that comes before that round is refused, because the memory that is read would replace it.
 """
 
 import asyncio
@@ -103,8 +104,12 @@ class Autoscaler:
         self._saved_s = 0.0
         self._unsaved: list[tuple[Channel, ScaleAnswered]] = []
         """Answers to orders that are not saved yet: who has one knows that it outlives this process."""
-        self._caught_up = False
-        """Whether the store has been read since the router obeys this autoscaler."""
+        self._connections = 0
+        """Number of connections to a router that were made."""
+        self._caught_up = 0
+        """Number of the connection at which the store was read last."""
+        self._own: str | None = None
+        """The memory that this autoscaler has saved last."""
         self._told: object = None
         self._overdue: dict[str, tuple[str, str]] = {}
         """The words of the last warning of each overdue group, and the first sentence of Serve's words."""
@@ -134,6 +139,8 @@ class Autoscaler:
 
     def _up(self, channel: Channel) -> None:
         log.info("the autoscaler is connected to %s", channel.peer_name)
+        self._connections += 1
+        self.controller.forget_fleet()
         # a router that has just started must know at once that requests wake the fleet
         channel.send(self._standby())
 
@@ -195,13 +202,17 @@ class Autoscaler:
         return self._latest[0]
 
     async def _round(self) -> None:
-        if self._unsaved:
+        connection = self._connections
+        if self._unsaved and self._caught_up == connection:
             await self._save()
         fleet = await self._counts.read()
-        if not self._caught_up:
-            # after the look at Serve: whatever number an earlier autoscaler has set, it had saved before
-            self.controller = self.controller.begun_with(await self._store.load())
-            self._caught_up = True
+        if self._caught_up != connection:
+            # after the look at Serve: whatever number another autoscaler has set, it had saved before
+            await self._catch_up()
+            self._caught_up = connection
+        if self._connections != connection:
+            # another autoscaler may have acted since the look at Serve
+            return
         observed = self._observed()
         if observed is None:
             return
@@ -233,6 +244,16 @@ class Autoscaler:
             await self._save()
         self.rounds += 1
 
+    async def _catch_up(self) -> None:
+        """Goes on from what is in the store, unless this autoscaler has saved it itself: then nobody else has decided
+        since, and it knows more than it has saved.
+        """
+        memory = await self._store.load()
+        if memory != self._own:
+            self.controller, self._own = self.controller.begun_with(memory), memory
+            # their connections have ended
+            self._unsaved = []
+
     async def _set(self, targets: dict[str, int]) -> None:
         """Sets numbers of replicas. They are saved before, so that a controller that goes on after this process has
         died does not take them for somebody else's. Nothing is set if the router has been lost meanwhile: it may obey
@@ -252,12 +273,13 @@ class Autoscaler:
         the next time; so do all where the store is away.
         """
         orders, self._unsaved = self._unsaved, []
+        memory = self.controller.memory()
         try:
-            await self._store.save(self.controller.memory())
+            await self._store.save(memory)
         except BaseException:
             self._unsaved = orders + self._unsaved
             raise
-        self._saved_s = time.monotonic()
+        self._own, self._saved_s = memory, time.monotonic()
         for channel, answered in orders:
             channel.send(answered)
 

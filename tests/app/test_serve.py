@@ -1,6 +1,7 @@
 """Configurations that `make serve` refuses, the addresses that it shows, and a call to Ray after Ray's end."""
 
 import argparse
+import os
 import socket
 import subprocess
 import sys
@@ -61,6 +62,29 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.split()[1:] == ["False"], (done.stdout, done.stderr)
+
+
+def test_serve_passes_its_own_figures_on_twice_in_each_export_of_them() -> None:
+    """The shorter default wakes each replica twenty times a second, half of them for its handle to the router. What an
+    operator has set stays.
+    """
+    code = """
+import os
+from app.serve import _environment
+_environment()
+from ray.serve._private.constants import RAY_SERVE_METRICS_EXPORT_INTERVAL_MS as interval_ms
+print(interval_ms)
+"""
+    for given, wanted in ({}, "5000"), ({"RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "250"}, "250"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        assert done.stdout.split()[-1] == wanted
 
 
 @pytest.mark.parametrize(

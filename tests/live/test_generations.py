@@ -1,4 +1,6 @@
-"""Routers that start one after the other, or at once, get rising generations from Ray's store."""
+"""Routers that start one after the other, or at once, get rising generations from Ray's store, and learn the
+autoscalers' latest one from it.
+"""
 
 import json
 import subprocess
@@ -13,7 +15,7 @@ pytestmark = [pytest.mark.live, pytest.mark.nightly]
 SCRIPT = """
 import json, tempfile, threading
 import ray
-from app.replicas import next_generation
+from app.replicas import latest_generation, next_generation
 from ray.experimental.internal_kv import _internal_kv_list
 
 # Ray's sockets lie below: their paths must be short.
@@ -26,11 +28,14 @@ threads = [threading.Thread(target=lambda: at_once.append(next_generation("a")))
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 other = next_generation("b")
+before = latest_generation("a", "autoscaler")
+latest = [next_generation("a", "autoscaler"), next_generation("a", "autoscaler")]
+latest.append(latest_generation("a", "autoscaler"))
 kept = len(_internal_kv_list("router-generation/a/", namespace="sluice"))
 later = next_generation("a")
 ray.shutdown()
-without = next_generation("a")
-print(json.dumps([one_by_one, sorted(at_once), other, kept, later, without]))
+without = [next_generation("a"), latest_generation("a", "router")]
+print(json.dumps([one_by_one, sorted(at_once), other, [before, *latest], kept, later, without]))
 """
 
 
@@ -44,12 +49,13 @@ def test_each_router_has_a_higher_generation_than_those_before_it() -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    one_by_one, at_once, other, kept, later, without = json.loads(done.stdout.splitlines()[-1])
+    one_by_one, at_once, other, autoscalers, kept, later, without = json.loads(done.stdout.splitlines()[-1])
     assert one_by_one == [1, 2, 3]
     assert len(set(at_once)) == 8
     assert min(at_once) > 3
     assert other == 1
+    assert autoscalers == [0, 1, 2, 2]
     assert kept <= 8
     assert later > max(at_once)
     # Without Ray there is no number, and the router is not fenced.
-    assert without == 0
+    assert without == [0, 0]

@@ -304,6 +304,56 @@ def test_numbers_that_somebody_else_sets_are_adopted_and_outlast_a_deploy(app: A
     app.wait_idle()
 
 
+def steps_of(journal: Path, autoscaler: int) -> int:
+    """Returns the number of lines that the autoscaler with this process id has written."""
+    files = journal.glob(f"scaling-*-{autoscaler}-*.jsonl")
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+@pytest.mark.nightly
+def test_of_two_autoscalers_one_decides_and_the_one_that_is_left_goes_on(app: App, journal: Path) -> None:
+    """Somebody asks Serve for a second replica of the autoscaler. The first one lives on beside its successor, also
+    when the router is replaced; then one of them is stopped, which Serve chooses.
+    """
+    wait_awake(app)
+    undisturbed = stream(app, 40)
+    first = app.replica_pid("Autoscaler")
+    with Load(app, 4, 40) as load, outsider(app) as set_number:
+        # nothing sleeps while numbers rule
+        command(app, "d=1")
+        set_number("Autoscaler", 2)
+        app.wait(lambda _: len(app.replica_pids("Autoscaler")) == 2, "a second autoscaler")
+        (second,) = set(app.replica_pids("Autoscaler")) - {first}
+        app.wait(lambda _: steps_of(journal, second) > 2, "the later one decides")
+        before = steps_of(journal, first)
+        command(app, "d=2")
+        app.wait(at_rest(app, p_active=1, d_active=2, d_warm=1), "the counts are reached")
+        assert scaling(app)["by"] == "an administrator"
+
+        os.kill(app.replica_pid("Router"), signal.SIGKILL)
+        steps = steps_of(journal, second)
+        app.wait(lambda _: steps_of(journal, second) > steps + 2, "the later one goes on with a new router")
+        assert sorted(app.replica_pids("Autoscaler")) == sorted([first, second])
+        assert steps_of(journal, first) == before
+
+        set_number("Autoscaler", 1)
+        app.wait(lambda _: len(app.replica_pids("Autoscaler")) == 1, "one of them has gone")
+        left = app.replica_pid("Autoscaler")
+        steps = steps_of(journal, left)
+        app.wait(lambda _: steps_of(journal, left) > steps + 2, "the one that is left decides")
+        # it has taken over what the other one was ordered, and takes nothing for somebody else's
+        told = scaling(app)
+        assert (told["by"], next(g["wanted"] for g in told["groups"] if g["name"] == "d")) == (
+            "an administrator", 2,
+        )  # fmt: skip
+        command(app, "d=1")
+        app.wait(at_rest(app, p_active=1, d_active=1, d_warm=1), "the counts are reached on the way down")
+    assert load.errors == []
+    assert set(load.texts) == {undisturbed}
+    command(app, "auto")
+    app.wait_idle()
+
+
 def test_a_replica_without_a_place_is_taken_back_once_it_is_not_needed(app: App) -> None:
     """The node has room for `SEATS` decode engines, and one more is asked for. It goes when one less is ordered, and
     when the order ends and the policy wants less; its placement group goes with it.

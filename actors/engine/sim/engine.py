@@ -103,7 +103,8 @@ class SimEngine:
         if config.faults is not None:
             self._faults = Faults(config.faults, config.engine_id, self._ordered)
         limits = config.stall_limits()
-        self._watch = StepWatch(config.engine_id, self._clock, limits, self._halted, self._clock.kick)
+        halted = None if self._faults is None else self._halted
+        self._watch = StepWatch(config.engine_id, self._clock, limits, halted, self._clock.kick)
 
     @property
     def step_began_s(self) -> float:
@@ -353,6 +354,7 @@ class SimEngine:
         """Begins a step. Returns its duration in seconds, or None if there is nothing to compute."""
         if self._stopped or self._dead is not None:
             return None
+        self._watch.begins()
         if self._halted():
             return None
         try:

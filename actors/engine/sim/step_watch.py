@@ -1,7 +1,8 @@
 """The watch over the steps of a sim engine, which are its core: they may stand still while the process lives.
 
 A step that ends is a sign of life, and so is a step whose end has not come yet. A clock that rests, because there is
-nothing to compute, would answer a ping; it does not if a fault is what stops it.
+nothing to compute, would answer a ping; it does not if a fault is what stops it. Where no fault can, nothing is looked
+at until the next step begins, because looks were a fourth of what woke the event loop of an engine without work.
 """
 
 import asyncio
@@ -16,19 +17,20 @@ log = logging.getLogger(__name__)
 
 
 class StepWatch:
-    """Watches the steps of one engine. `halted` says whether a fault stops them now."""
+    """Watches the steps of one engine. `halted` says whether a fault stops them now; None: no fault ever does."""
 
     def __init__(
         self,
         name: str,
         clock: StepClock,
         limits: StallLimits,
-        halted: Callable[[], bool],
+        halted: Callable[[], bool] | None,
         changed: Callable[[], None],
     ) -> None:
         self._name, self._clock, self._halted, self._changed = name, clock, halted, changed
         self._dog = Watchdog(limits)
         self._timer: asyncio.TimerHandle | None = None
+        self._rests = False
         self._last_s = 0.0
         # seconds after the last sign of idle steps for which nothing was looked at
         self._unseen_s = TICK_S
@@ -61,11 +63,18 @@ class StepWatch:
     def start(self) -> None:
         """Begins to watch. Must be called in the event loop."""
         loop = asyncio.get_running_loop()
+        self._rests, self._unseen_s = False, TICK_S
         self._last_s = loop.time()
         self._timer = loop.call_later(TICK_S, self._look)
 
+    def begins(self) -> None:
+        """Takes the beginning of a step, which ends a rest."""
+        if self._rests:
+            self.start()
+
     def stop(self) -> None:
         """Ends the watch."""
+        self._rests = False
         if self._timer is not None:
             self._timer.cancel()
 
@@ -74,7 +83,8 @@ class StepWatch:
         now_s, before = loop.time(), self._dog.condition
         condition = self._dog.lived(now_s - self._last_s)
         idle, next_s = not self._clock.ticking, TICK_S
-        if not self._halted() and (idle or now_s < self._clock.step_end_s):
+        halted = self._halted is not None and self._halted()
+        if not halted and (idle or now_s < self._clock.step_end_s):
             self._dog.sign()
             condition = self._dog.condition
             # a rest is looked at half as often: hardly anything can stop it
@@ -83,4 +93,5 @@ class StepWatch:
             log.error("sim engine %s is %s, it was %s", self._name, condition, before)
             self._changed()
         self._last_s = now_s
-        self._timer = loop.call_later(next_s, self._look)
+        self._rests = idle and self._halted is None
+        self._timer = None if self._rests else loop.call_later(next_s, self._look)

@@ -2,7 +2,8 @@
 questions of an administrator.
 
 The router obeys one autoscaler at a time, the one of the highest generation (`Hello.generation`). The connection of an
-earlier one ends when a later one connects, and an earlier one that comes afterwards is refused.
+earlier one ends when a later one connects, and an earlier one that comes afterwards is refused until the later one has
+been away for some time.
 """
 
 from typing import Literal

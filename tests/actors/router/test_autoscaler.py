@@ -266,6 +266,57 @@ async def test_a_later_one_replaces_an_earlier_one_which_is_refused_from_then_on
     assert (await d.get(wire.SetRole)).duty == "active"  # type: ignore[attr-defined]
 
 
+async def test_a_new_router_refuses_an_earlier_one_that_comes_before_the_latest(tmp_path: Path) -> None:
+    """The latest one of the application has generation 4, and the one before it lives on and is the first to come."""
+    policy = JoinShortestQueue()
+    dispatcher = Dispatcher(DispatchConfig(), policy, policy)
+    router = RouterServer(Identity("router", "r"), dispatcher, 0.1, autoscaler_generation=4)
+    await router.start([f"unix:{tmp_path}/own.sock"])
+    try:
+        d, i = await engine(router, "d", "decode"), await peer(router, "ingress", "i")
+        earlier = await autoscaler(router, 3, "a")
+        earlier.channel.send(wire.Standby("asleep", ("decode",), 30.0))
+        earlier.channel.send(wire.Assign("d", "decode", "warm"))
+        await closed(earlier.channel)
+        assert not [m for m in earlier.inbox if isinstance(m, wire.FleetObserved)]
+        assert (router._autoscaler.connected, router._autoscaler.standby) == (False, None)
+        latest = await autoscaler(router, 4, "b")
+        latest.channel.send(wire.Assign("d", "prefill", "active"))
+        assert await d.get(wire.SetRole) == wire.SetRole("prefill", "active", lent=False)
+        i.channel.send(wire.Admin(1, "scale", b"{}"))
+        await latest.get(wire.ScaleAsked)
+    finally:
+        await router.stop()
+
+
+async def test_an_earlier_one_is_obeyed_when_the_later_one_has_been_away_for_long(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second replica was started by mistake, say, and Serve stopped it again, which it does with the newest one."""
+    _, d, _ = await serving(router)
+    first, second = await autoscaler(router, 3, "a"), await autoscaler(router, 4, "b")
+    await closed(first.channel)
+    second.channel.close("stopped")
+    await until(lambda: not router._autoscaler.connected)
+    await closed((await autoscaler(router, 3, "a")).channel)
+    # one that was never given a generation is no reason to obey an earlier one
+    unknown = await autoscaler(router, 0, "c")
+    await until(lambda: router._autoscaler.connected)
+    await closed((await autoscaler(router, 3, "a")).channel)
+    unknown.channel.close("stopped")
+    await until(lambda: not router._autoscaler.connected)
+    monkeypatch.setattr(sides, "GONE_S", 0.0)
+    back = await autoscaler(router, 3, "a")
+    back.channel.send(wire.Assign("d", "decode", "warm"))
+    assert (await d.get(wire.SetRole)).duty == "warm"  # type: ignore[attr-defined]
+    # of those that are connected the later one is obeyed, as ever
+    await closed((await autoscaler(router, 2, "0")).channel)
+    later = await autoscaler(router, 4, "b")
+    await closed(back.channel)
+    later.channel.send(wire.Assign("d", "decode", "active"))
+    assert (await d.get(wire.SetRole)).duty == "active"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("there", [True, False])
 async def test_a_fleet_whose_autoscaler_is_gone_is_awake_when_an_engine_that_decodes_serves(
     router: RouterServer, there: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actors.router import autoscaler as sides
 from actors.router.server import RouterServer
 from actors.scaling import server
 from actors.scaling.control import Controller
@@ -252,6 +253,77 @@ async def test_what_the_earlier_autoscaler_does_until_the_later_one_is_connected
     await second.stop()
 
 
+async def test_an_earlier_autoscaler_that_is_obeyed_again_goes_on_where_the_later_one_was(
+    fleet: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one is stopped for good after it has taken orders and set numbers. They are nobody else's to the
+    earlier one, which does not go on from its own memory.
+    """
+    memory = Memory()
+    first = await autoscaler(fleet, memory)
+    await until(lambda: first.rounds > 0, "a round")
+    assert (await ask(fleet, counts={"d": 1}))[0] == 200
+    second = await autoscaler(fleet, memory, 2)
+    await until(lambda: second.rounds > 0, "a round of the second")
+    assert (await ask(fleet, counts={"d": 2}))[0] == 200
+    await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")
+    assert (await ask(fleet, mode="auto"))[0] == 200
+    rounds = second.rounds
+    await until(lambda: second.rounds > rounds + 1, "rounds by the policy")
+    await second.stop()
+    monkeypatch.setattr(sides, "GONE_S", 0.0)
+    rounds = first.rounds
+    await until(lambda: first.rounds > rounds + 1, "rounds of the first")
+    _, told = await ask(fleet)
+    assert (told["mode"], told["by"], told["notes"]) == ("auto", None, [])
+    assert first.controller.manual is None
+    await first.stop()
+
+
+async def test_a_router_that_is_replaced_leaves_the_autoscaler_what_it_has_not_saved(
+    fleet: Cluster, tmp_path: Path
+) -> None:
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0 and memory.saved is not None, "a round that is saved")
+    controller = scaler.controller
+    await new_router(fleet, tmp_path)
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds, "a round with the new router")
+    assert scaler.controller is controller
+    await scaler.stop()
+
+
+async def test_an_order_before_the_first_round_with_a_new_router_is_one_to_give_again(
+    fleet: Cluster, tmp_path: Path
+) -> None:
+    """The memory that another autoscaler may have saved would replace the order."""
+    memory = Memory()
+    scaler = await autoscaler(fleet, memory)
+    await until(lambda: scaler.rounds > 0 and memory.saved is not None, "a round that is saved")
+    memory.away = True
+    await new_router(fleet, tmp_path)
+    async with asyncio.timeout(60):
+        while (await ask(fleet))[0] != 200:
+            await asyncio.sleep(0.01)
+    status, told = await ask(fleet, counts={"d": 2})
+    assert (status, scaler.controller.manual) == (503, None)
+    assert "try again" in told["message"]
+    memory.away = False
+    rounds = scaler.rounds
+    await until(lambda: scaler.rounds > rounds, "a round with the new router")
+    assert (await ask(fleet, counts={"d": 2}))[0] == 200
+    await scaler.stop()
+
+
+async def new_router(fleet: Cluster, directory: Path) -> None:
+    """Ends the router and starts another one."""
+    await fleet.router.stop()
+    dispatcher = Dispatcher(DispatchConfig(), prefill_policy("round_robin"), decode_policy("round_robin"))
+    fleet.router = RouterServer(Identity("router", "r2"), dispatcher, generation=2)
+    await fleet.router.start([f"unix:{directory}/router2.sock"])
+
+
 class HeldStore(Memory):
     """A store in which a note of numbers that are about to be set takes until `go` is set; `held` while one does."""
 
@@ -346,11 +418,8 @@ async def test_a_router_that_is_killed_mid_plan_is_replaced_and_the_plan_and_the
     decoding.client.decode("s", list(range(10, 60)), max_tokens=400)
     await until(lambda: decoding.client.outs("s"), "first token")
     scaler.controller.scale({"d": 2})
-    await fleet.router.stop()
     rounds = scaler.rounds
-    dispatcher = Dispatcher(DispatchConfig(), prefill_policy("round_robin"), decode_policy("round_robin"))
-    fleet.router = RouterServer(Identity("router", "r2"), dispatcher, generation=2)
-    await fleet.router.start([f"unix:{tmp_path}/router2.sock"])
+    await new_router(fleet, tmp_path)
     await until(lambda: scaler.rounds > rounds, "a round with the new router")
     await until(lambda: duty(fleet, "d-1") == "active", "the warm engine is active")
     await until(lambda: memory.fleet.groups["d"].target == 3, "one more replica")

@@ -43,18 +43,25 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @dataclass
 class Serve:
     """A Serve and a store in memory: replicas are sim engines, which start and stop by the numbers that are set. With
-    `broken` none ever starts.
+    `broken` none ever starts. `options` are those of the engines.
     """
 
     made: Rig
     directory: Path
     start_s: float = 0.0
     broken: bool = False
-    targets: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 1))
+    groups: Mapping[str, Group] = field(default_factory=lambda: GROUPS)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    targets: dict[str, int] = field(init=False)
     sims: dict[str, Sim] = field(default_factory=dict)
     saved: str | None = None
     born: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    deployed_s: float = 1.0
+    """The time of the last deploy."""
+
+    def __post_init__(self) -> None:
+        self.targets = {name: group.first for name, group in self.groups.items()}
 
     async def load(self) -> str | None:
         return self.saved
@@ -73,9 +80,9 @@ class Serve:
                 ),
                 "no node has the resources" if self.broken else "",
             )
-            for name in GROUPS
+            for name in self.groups
         }
-        return Fleet(groups)
+        return Fleet(groups, deployed_s=self.deployed_s)
 
     async def set(self, targets: Mapping[str, int]) -> None:
         self.targets |= targets
@@ -92,9 +99,9 @@ class Serve:
                 self.born += 1
                 await asyncio.sleep(self.start_s)
                 engine = f"{name}-{self.born}"
-                role = GROUPS[name].role.value
+                role = self.groups[name].role.value
                 self.sims[engine] = await Sim.start(
-                    self.made, self.directory, engine, role, max_model_len=512
+                    self.made, self.directory, engine, role, max_model_len=512, **self.options
                 )
 
 
@@ -148,7 +155,7 @@ async def autoscaler(made: Rig, serve: Serve, generation: int = 1, wake_limit_s:
 @asynccontextmanager
 async def asleep(directory: Path, wake_limit_s: float = 30.0) -> AsyncIterator[Asleep]:
     """An application that has served with two engines and fallen asleep by itself."""
-    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, fallback_wait_s=QUEUE_TIMEOUT_S)
     async with rig(directory, [], config, queue_timeout_s=QUEUE_TIMEOUT_S) as made:
         serve = Serve(made, directory)
         await serve.follow()
@@ -282,6 +289,100 @@ async def test_a_wake_that_fails_is_503_with_its_reason_and_a_later_one_succeeds
         app.serve.broken = False
         await app.serve.follow()
         await until(lambda: app.told() == "awake", "an engine after all")
+        assert (await ask(app)).status_code == 200
+
+
+async def test_a_wake_that_fails_while_there_is_no_router_is_503_with_its_reason_and_a_later_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router dies when the engines have been asked for. Only the autoscaler knows why none starts, and it has
+    nobody to tell; the next router hears of it.
+    """
+    monkeypatch.setattr("policies.dispatch.dispatcher.WAKE_MARGIN_S", 1.0)
+    async with asleep(tmp_path, wake_limit_s=2.0) as app:
+        made = app.made
+        app.serve.broken = True
+        first = ask(app)
+        await until(lambda: app.told() == "waking", "a wake")
+        await made.router.stop()
+        await until(lambda: made.connections.decides_here(), "the ingress alone")
+        for answer in await asyncio.gather(first, ask(app)):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "wake_timeout")
+            assert "All engines were asleep, and none was ready in time" in error["message"]
+            assert int(answer.headers["retry-after"]) >= 1
+        await app.new_router()
+        error = (await ask(app)).json()["error"]
+        assert error["code"] == "wake_failed"
+        assert "d: 0 of 1 replicas run: no node has the resources" in error["message"]
+        # what was wanted is given up, and then a request wakes again
+        app.serve.broken = False
+        await until(lambda: app.told() == "asleep" and not any(app.serve.targets.values()), "sleep")
+        assert (await ask(app)).status_code == 200
+        await until(lambda: app.told() == "awake", "awake")
+
+
+async def test_a_wake_without_a_router_that_fails_once_there_is_one_is_503_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    """The request came while there was no router, and has waited for one to hear of it."""
+    async with asleep(tmp_path, wake_limit_s=2.0) as app:
+        made = app.made
+        app.serve.broken = True
+        await made.router.stop()
+        await until(lambda: made.connections.decides_here(), "the ingress alone")
+        task = ask(app)
+        await until(lambda: made.connections.live, "a request that waits")
+        await app.new_router()
+        answer = await task
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "wake_failed")
+        assert "d: 0 of 1 replicas run: no node has the resources" in answer.json()["error"]["message"]
+        app.serve.broken = False
+        await app.serve.follow()
+        await until(lambda: app.told() == "awake", "an engine after all")
+        assert (await ask(app)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"d": 1}, *(pytest.param(n, marks=pytest.mark.nightly) for n in ({"p": 1}, {"p": 1, "d": 2}))],
+    ids=str,
+)
+async def test_numbers_that_somebody_sets_while_everything_sleeps_are_adopted_and_said_and_it_wakes_as_before(
+    tmp_path: Path, numbers: dict[str, int]
+) -> None:
+    async with asleep(tmp_path) as app:
+        await app.serve.set(numbers)
+        await until(lambda: app.told() == "awake", "engines that nobody has asked for")
+        wanted = {"p": 1, "d": 1} | numbers
+        await until(lambda: len(app.serve.sims) == sum(wanted.values()), "engines of both groups")
+        controller = app.scaler.controller
+        assert controller.manual is not None
+        assert (controller.manual.by, controller.manual.counts) == ("somebody else", wanted)
+        assert controller.last is not None and controller.last.reasons[0].startswith("somebody else set ")
+        assert (await ask(app)).status_code == 200
+        # they rule until they are given back: nothing sleeps while they do
+        rounds = app.scaler.rounds
+        await until(lambda: app.scaler.rounds > rounds + 1, "further rounds")
+        assert app.serve.targets == wanted
+        controller.release()
+        await until(lambda: app.told() == "asleep" and not app.serve.sims, "sleep")
+        await until(lambda: not app.made.connections.engines(), "a fleet without engines")
+        assert (await ask(app)).status_code == 200
+
+
+async def test_a_deploy_while_everything_sleeps_sets_its_numbers_for_a_moment_and_it_wakes_as_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asleep(tmp_path) as app:
+        app.serve.deployed_s += 1.0
+        with caplog.at_level("INFO", "ray.serve.autoscaler"):
+            await app.serve.set({"p": 1, "d": 1})
+            await until(lambda: not any(app.serve.targets.values()), "no number is left")
+            await until(lambda: not app.serve.sims and app.told() == "asleep", "sleep")
+        assert "a deploy has set p=1 d=1 replicas; what is wanted is set again" in caplog.text
+        assert app.scaler.controller.manual is None
+        await until(lambda: not app.made.connections.engines(), "a fleet without engines")
         assert (await ask(app)).status_code == 200
 
 

@@ -53,6 +53,22 @@ class Sim:
         await self.reporter.stop()
         await self.server.stop()
 
+    async def kill(self) -> None:
+        """Ends every connection and the listening at once, as others see it of a process that is killed."""
+        link = self.reporter._link
+        for task in (self.reporter._task, link._task):
+            if task is not None:
+                task.cancel()
+        for server in self.server._servers:
+            server.close()
+        for channel in [
+            *self.server._clients,
+            *self.server._others,
+            *([link.channel] if link.channel else []),
+        ]:
+            channel.abort("killed")
+        await self.stop()
+
     def idle(self) -> bool:
         status = self.server.status()
         return (status.running, status.waiting, status.leases) == (0, 0, 0)

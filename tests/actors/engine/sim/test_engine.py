@@ -14,6 +14,7 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
 from actors.engine.sim.peers import SimHandle
+from actors.options import from_options
 from actors.wire.messages import Admitted, Failed, Out, PrefillDone, Reading
 from policies.engine_model import text
 from policies.engine_model.blocks import Stored, block_hashes
@@ -400,6 +401,33 @@ async def test_the_loop_rests_without_work_and_one_step_is_one_message(rig: Rig)
     steps = engine._model.steps
     await asyncio.sleep(0.05)
     assert engine._model.steps == steps
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+async def test_the_steps_of_an_engine_without_work_are_watched_only_if_a_fault_may_stop_them(
+    rig: Rig, tmp_path: Path, faulty: bool
+) -> None:
+    options = {"timing": {"decode_base_s": 0.01}}
+    if faulty:
+        options |= {"faults": str(tmp_path / "faults.json")}  # type: ignore[dict-item]
+    engine = SimEngine(from_options(SimEngineConfig, {"engine_id": "w", "role": "decode", **options}, "w"))
+    node = await rig.node(engine, "w")
+    watch = engine._watch
+    begun = watch._timer
+    for name in ("a", "b"):
+        if faulty:
+            await until(lambda: watch._timer is not begun, "a look")
+            assert watch._timer is not None
+        else:
+            await until(lambda: watch._timer is None, "rest")
+        node.client.decode(name, list(range(10, 60)), max_tokens=100)
+        await until(lambda name=name: node.client.outs(name), "first token")  # type: ignore[misc]
+        assert watch._timer is not None
+        looked_s = watch._last_s
+        await until(lambda: watch._last_s > looked_s, "a look at the steps")  # noqa: B023
+        await node.client.text(name)
+    assert (watch.state, watch.silent_s, watch.stalls) == ("ready", 0.0, 0)
+    await node.rests()
 
 
 async def test_kv_events_mirror_the_cache(rig: Rig) -> None:
