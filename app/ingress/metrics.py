@@ -168,7 +168,7 @@ INGRESS: tuple[Metric, ...] = (
     counter(
         "sluice_killers_refused_total",
         "requests",
-        "Requests that were refused before any engine got them, because engines had died when they got the same before.",
+        "Requests that no engine got, because engines had died when they got the same request before.",
     ),
     counter(
         "sluice_internal_errors_total",
