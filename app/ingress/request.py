@@ -141,7 +141,9 @@ class IngressRequest(Connected):
         refused_s = self._refused_s()
         if refused_s:
             connections.metrics.killers_refused.inc()
-            message = f"Engines died when they got this request before, so none gets it for {refused_s:.0f} s."
+            message = (
+                f"Engines died when they got this request before, so none gets it for {refused_s:.0f} s."
+            )
             self._tell_end("failed")
             self._client.failed(self, ApiError(500, message, code=POISON.code, headers=[NOT_AGAIN]))
             return

@@ -203,7 +203,7 @@ class Life(Effects):
 
     @property
     def acquitted(self) -> bool:
-        """Whether engines have generated so much for the request that it is no suspect any more."""
+        """Whether engines have generated enough for the request to show that it does not kill them."""
         return self.output_tokens > troubles.ACQUITTED_TOKENS * self.choices
 
     def suspect(self, kills: float, task: Task) -> None:

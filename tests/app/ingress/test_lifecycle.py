@@ -236,7 +236,13 @@ async def test_a_request_that_killed_two_engines_is_refused_when_it_is_sent_agai
     async with rig(tmp_path, engines) as made:
         killed = []
         # the same again, then of another tenant, with another parameter, and with another prompt
-        for more in ({}, {}, {"user": "another"}, {"top_k": 3}, {"messages": [{"role": "user", "content": "x"}]}):
+        for more in (
+            {},
+            {},
+            {"user": "another"},
+            {"top_k": 3},
+            {"messages": [{"role": "user", "content": "x"}]},
+        ):
             answer = await post(made, **more)
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "request_kills_engines")
             assert answer.headers["x-should-retry"] == "false"
