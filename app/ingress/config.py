@@ -100,7 +100,8 @@ class IngressConfig:
     """Threads that prepare long prompts; each keeps a core busy while it works."""
     max_tokenising_chars: Annotated[int, Whole(1)] = 16 * 2**20
     """Characters of long prompts that may wait for these threads; above it requests are answered with 429, those of the
-    tenant that has most of them here first (`app.ingress.intake_threads`). Two threads that tokenise 2.7 million characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
+    tenant that has most of them here first (`app.ingress.intake_threads`). Two threads that tokenise 2.7 million
+    characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
     """
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
