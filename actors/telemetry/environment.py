@@ -38,8 +38,8 @@ def traces_of_environment(
     count: "Callable[[Result, int], None]", service: str, instance: str, forced_per_s: float | None = None
 ) -> "Traces | None":
     """Returns the traces of a `service` (OTEL_SERVICE_NAME comes first) of which this process is one `instance`, or
-    None where none are wanted. `count` is called in another thread, with results and numbers of requests. Clients force at
-    most `forced_per_s` traces a second (None: no bound).
+    None where none are wanted. `count` is called in another thread, with results and numbers of requests. Clients force
+    at most `forced_per_s` traces a second (None: no bound).
     """
     if not is_wanted():
         return None
