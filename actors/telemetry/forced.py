@@ -6,7 +6,7 @@ or by asking for the request's times. Without it any client could have everythin
 
 
 class ForcedTraces:
-    """What is free for the traces that clients force. `rate_per_s` None: no bound; 0: none may be forced."""
+    """The room for traces that clients force. `rate_per_s` None: no bound; 0: none may be forced."""
 
     def __init__(self, rate_per_s: float | None) -> None:
         self._rate_per_s = rate_per_s

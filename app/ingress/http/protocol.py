@@ -118,7 +118,8 @@ class FastHttpProtocol(asyncio.Protocol):
         self._crowded: Reason | None = None  # one of the spare connections
         self._paused = False
         self._closing = False  # no further request is read
-        self._gives_way = False  # the crowd knows that a request takes long to arrive
+        # whether the crowd knows that a request takes long to arrive
+        self._gives_way = False
         self._closed = False
         self._sweeps = 0  # sweeps since the last change
         # unread at the last sweep, with what the kernel holds
@@ -472,10 +473,9 @@ class FastHttpProtocol(asyncio.Protocol):
                 self._bounds.refused("late")
                 self._let_go()
             self.transport.abort() if unread else self.transport.close()
-        elif self._in_request and not self._closing and (self._sweeps - 1) * period_s >= crowd.GIVES_WAY_S:
-            if self._crowded is None:
-                self._gives_way = True
-                self._bounds.crowd.still_arrives(self, self._address, self._make_way)
+        elif slow and not unread and not lingers and (self._sweeps - 1) * period_s >= crowd.GIVES_WAY_S:
+            self._gives_way = True
+            self._bounds.crowd.still_arrives(self, self._address, self._make_way)
 
     def _make_way(self) -> None:
         """Drops the request that arrives, and the connection, for a new one."""

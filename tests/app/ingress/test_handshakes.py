@@ -16,7 +16,6 @@ import pytest
 
 from app.ingress.http import crowd, protocol
 from app.ingress.http import listener as listener_module
-from app.ingress.http import crowd as crowd_module
 from app.ingress.http.crowd import Crowd
 from app.ingress.http.listener import ListenerConfig
 from tests.app.ingress.rig import Rig, pair, raw, rig, until
@@ -139,7 +138,7 @@ async def test_silent_connections_leave_other_addresses_room(tmp_path: Path, cro
 async def test_silent_handshakes_make_way_for_other_addresses(
     tmp_path: Path, crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowd_module, "GIVES_WAY_S", 0.0)
+    monkeypatch.setattr(crowd, "GIVES_WAY_S", 0.0)
     async with https(tmp_path, max_connections=2) as made:
         with silent(made) as connect:
             first, second = connect(), connect()
