@@ -6,7 +6,8 @@ OpenAI's own API takes, where that has a bound.
 
 import math
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from app.api.errors import bad_request
 
@@ -32,6 +33,15 @@ all ways to read what has come, in every step of the engine's core: 4 ms for a c
 `((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). Names of
 hosts have 127 parts of 63 characters at most.
 """
+MAX_REPEAT_SQUARES = 2_000_000
+"""Largest sum of the squares of counted repeats in the patterns of a schema, each as often as repeats around it say,
+and of the squares of the number of optional parts of each pattern. xgrammar 0.2.8 takes 0.2 to 0.4 s for `(ab){1,2000}`
+and 8 s for `(ab){1,8000}`, in the event loop of the engine, and 0.5 s for `a?` 2,000 times and 2.5 s for 4,000 times
+(CPU time of `Grammar.from_json_schema` and of `compile_grammar` on the development machine). A length is better bounded
+by `minLength` and `maxLength`, which take no time.
+"""
+CHEAP_COUNT = 100_000
+"""Counts from which on xgrammar 0.2.8 reads a pattern in another way, in no time (`a{1,100000}`)."""
 MAX_TOOLS = 1024
 """Most tools. OpenAI takes 128."""
 MAX_TOOLS_VALUES = 65_536
@@ -148,7 +158,7 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
 
 def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
     values = chars = depth = squares = 0
-    nested, counted = 1, [1]
+    nested, steps, counted = 1, 0, [1]
     level = [value]
     while level:
         depth += 1
@@ -157,7 +167,9 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         for one in level:
             if isinstance(one, dict):
                 squares += _counted(one) ** 2
-                nested = max(nested, *map(nested_repeats, _patterns(one)))
+                for pattern in _patterns(one):
+                    repeats = repeats_of(pattern)
+                    nested, steps = max(nested, repeats.nested), steps + repeats.squares
                 counted += _repeats(one)
                 chars += sum(map(len, one))
                 below.extend(one.values())
@@ -181,6 +193,7 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         (chars, most_chars, "characters"),
         (depth, MAX_SCHEMA_DEPTH, "levels"),
         (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
+        (steps, MAX_REPEAT_SQUARES, "squares of repeats in patterns"),
         (squares, MAX_COUNTED_SQUARES, "pairs of properties in objects with minProperties or maxProperties"),
     ):
         if found > most:
@@ -199,35 +212,69 @@ _COUNT = re.compile(r"\{(\d{1,18})(?:,(\d{0,18}))?\}")
 _ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
-def nested_repeats(pattern: str) -> int:
-    """Returns the largest product of counted repeats of a regular expression of which one is inside the other; 1 if
-    none is. A repeat without an upper count has its lower one.
+class Repeats(NamedTuple):
+    """The repeats of a regular expression. `nested` is the largest product of counted repeats of which one is inside
+    the other, 1 if none is. `squares` is the sum of the squares of counted repeats, and of the number of optional
+    parts, each as often as the repeats around it say (`MAX_REPEAT_SQUARES`).
     """
-    # of the groups that are open: the largest product inside
-    inside = [1]
-    last = worst = 1
-    at = 0
+
+    nested: int
+    squares: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of a pattern: a group with what is in it, or an atom with its repeats. `product` is the largest product of
+    counted repeats inside one another, `squares` the sum of their squares, and `optional` the number of optional parts.
+    """
+
+    product: int = 1
+    squares: int = 0
+    optional: int = 0
+
+    def repeat(self, count: int) -> None:
+        """Repeats the part up to `count` times."""
+        self.product *= count
+        self.squares = self.squares * count + (count**2 if 1 < count < CHEAP_COUNT else 0)
+        self.optional *= count
+
+    def add(self, part: "_Part") -> None:
+        """Adds a part that stands inside this one."""
+        self.product = max(self.product, part.product)
+        self.squares += part.squares
+        self.optional += part.optional
+
+
+def repeats_of(pattern: str) -> Repeats:
+    """Returns the repeats of a regular expression. A repeat without an upper count has its lower one."""
+    # the groups that are open, and what stands before the next repeat, which is not added yet
+    open_groups, last = [_Part()], _Part()
+    worst, at = 1, 0
     while at < len(pattern):
         counts = _COUNT.match(pattern, at)
         if counts is not None:
             count = max(1, int(counts[2] or counts[1]))
-            if last > 1 and count > 1:
-                worst = max(worst, last * count)
-            last *= count
-            inside[-1] = max(inside[-1], last)
+            if last.product > 1 and count > 1:
+                worst = max(worst, last.product * count)
+            last.repeat(count)
             at = counts.end()
             continue
         atom = _ATOM.match(pattern, at)
         assert atom is not None
         at = atom.end()
+        if atom[0] in "*+?":
+            last.optional += 1
+            continue
+        open_groups[-1].add(last)
+        last = _Part()
         if atom[0] == "(":
-            inside.append(1)
-        elif atom[0] == ")" and len(inside) > 1:
-            last = inside.pop()
-            inside[-1] = max(inside[-1], last)
-        elif atom[0] not in "*+?":
-            last = 1
-    return worst
+            open_groups.append(_Part())
+        elif atom[0] == ")" and len(open_groups) > 1:
+            last = open_groups.pop()
+    for group in reversed(open_groups):
+        group.add(last)
+        last = group
+    return Repeats(worst, last.squares + last.optional**2)
 
 
 def _patterns(schema: dict[str, Any]) -> list[str]:

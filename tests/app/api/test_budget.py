@@ -82,6 +82,17 @@ def test_ordinary_requests_pass() -> None:
         ),
         chat(response_format=as_format({"properties": {"pattern": {"type": "string", "maxLength": 10**9}}})),
         chat(response_format=as_tag({"type": "grammar", "grammar": 'root ::= "a"{1,100000}'})),
+        # an address and a version, a text of up to 1,400 characters, and thirty of up to 255
+        chat(
+            response_format=as_format(
+                {"pattern": r"^(https?://)?([\w-]+\.)*[\w-]+(:\d+)?(/[^?#]*)?(\?[^#]*)?(#.*)?$"}
+            )
+        ),
+        chat(response_format=as_format({"pattern": r"^[\s\S]{1,1400}$"})),
+        chat(
+            response_format=as_format({"properties": {f"p{i}": {"pattern": "^.{1,255}$"} for i in range(30)}})
+        ),
+        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": 5000} for i in range(30)}})),
         chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
@@ -138,6 +149,18 @@ def test_an_ordinary_echo_passes() -> None:
             chat(tools=[{"type": "function", "function": {"name": "f", "parameters": counting(201)}}]),
             "tools",
         ),
+        (chat(response_format=as_format({"pattern": "^(ab){1,1415}$"})), "response_format"),
+        (chat(response_format=as_format({"pattern": "^" + "a?" * 1415 + "$"})), "response_format"),
+        (chat(response_format=as_format({"pattern": "^((a?){40}){40}$"})), "response_format"),
+        (
+            chat(
+                response_format=as_format(
+                    {"properties": {f"p{i}": {"pattern": "^a{1,500}$"} for i in range(9)}}
+                )
+            ),
+            "response_format",
+        ),
+        (chat(response_format=as_tag({"type": "regex", "pattern": "[a-z]{1,5000}"})), "response_format"),
         # what freezes its core while the answer is generated
         (chat(response_format=as_format({"pattern": "^(a{1,101}){1,100}$"})), "response_format"),
         (
@@ -191,7 +214,25 @@ def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
     ],
 )  # fmt: skip
 def test_repeats_inside_one_another(pattern: str, product: int) -> None:
-    assert budget.nested_repeats(pattern) == product
+    assert budget.repeats_of(pattern).nested == product
+
+
+@pytest.mark.parametrize(
+    ("pattern", "squares"),
+    [
+        ("", 0), ("abc", 0), ("a{5}", 25), ("a{1,5}b{7}", 25 + 49), ("a{5,}", 25), ("a{1}", 0), ("a{0,1}", 0),
+        # the inner one as often as the outer one says: 7 x 25 + 49
+        ("(a{5}){7}", 224), ("(a{5}b{3}){2}c", 2 * (25 + 9) + 4), ("(a{5}|(b{3}))", 34),
+        # three optional parts; `+` counts, too, and so does a lazy repeat
+        ("a?b*c+", 9), ("(a?b?){3}", 36 + 9), ("((a?){2}b*){3}", 81 + 3 * 4 + 9), ("[?*+]?", 1), (r"\?", 0),
+        # what is read in another way
+        ("a{1,99999}", 99_999**2), ("a{1,100000}", 0), ("b{3}a{2,999999}", 9),
+        # groups that are never closed or opened
+        ("(a{2}(b?", 5), ("a{2})b?", 5),
+    ],
+)  # fmt: skip
+def test_squares_of_repeats(pattern: str, squares: int) -> None:
+    assert budget.repeats_of(pattern).squares == squares
 
 
 def test_options_count_for_each_sequence() -> None:
