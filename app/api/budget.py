@@ -6,7 +6,7 @@ OpenAI's own API takes, where that has a bound.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.api.errors import bad_request
@@ -42,6 +42,16 @@ by `minLength` and `maxLength`, which take no time.
 """
 CHEAP_COUNT = 100_000
 """Counts from which on xgrammar 0.2.8 reads a pattern in another way, in no time (`a{1,100000}`)."""
+MAX_RANGE_DIGITS = 5_000
+"""Most digits of `minimum`, `maximum` and their exclusive forms in a schema: some 800 ranges of three digits. xgrammar
+0.2.8 spells ranges out: it reads 400 of integers of 18 digits, which have 14,400, in 0.4 s in the event loop of the
+engine, and compiles them in 0.5 s in a thread of its core (CPU time on the development machine).
+"""
+MAX_LENGTHS = 40
+"""Most different values of `maxLength` in a schema, each with its `minLength`. xgrammar 0.2.8 compiles 40 in 1.2 to
+2.1 s and 100 in 10 s, in one of the few threads that all schemas of the engine share; equal ones count once (CPU time
+on the development machine).
+"""
 MAX_TOOLS = 1024
 """Most tools. OpenAI takes 128."""
 MAX_TOOLS_VALUES = 65_536
@@ -157,8 +167,8 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
 
 
 def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
-    values = chars = depth = squares = 0
-    nested, steps, counted = 1, 0, [1]
+    values = chars = depth = 0
+    cost = _GrammarCost()
     level = [value]
     while level:
         depth += 1
@@ -166,11 +176,7 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         below: list[Any] = []
         for one in level:
             if isinstance(one, dict):
-                squares += _counted(one) ** 2
-                for pattern in _patterns(one):
-                    repeats = repeats_of(pattern)
-                    nested, steps = max(nested, repeats.nested), steps + repeats.squares
-                counted += _repeats(one)
+                cost.add(one)
                 chars += sum(map(len, one))
                 below.extend(one.values())
             elif isinstance(one, list):
@@ -185,20 +191,57 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
                 # the parser takes NaN and 1e999, which no JSON of ours could pass on
                 raise bad_request(f"'{param}' has a number that is not finite.", param, "invalid_value")
         level = below
-    if len(counted) > 2:
-        # which of them is inside which is not known
-        nested = max(nested, math.prod(counted))
     for found, most, what in (
         (values, most_values, "values"),
         (chars, most_chars, "characters"),
         (depth, MAX_SCHEMA_DEPTH, "levels"),
-        (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
-        (steps, MAX_REPEAT_SQUARES, "squares of repeats in patterns"),
-        (squares, MAX_COUNTED_SQUARES, "pairs of properties in objects with minProperties or maxProperties"),
+        *cost.bounds(),
     ):
         if found > most:
             raise bad_request(f"'{param}' has {found} {what}; at most {most}.", param, "request_too_costly")
     return VALUE_BYTES * values + CHAR_BYTES * chars
+
+
+@dataclass(slots=True)
+class _GrammarCost:
+    """The parts of a schema, or of a form of a structural tag, for which an engine takes long."""
+
+    nested: int = 1
+    steps: int = 0
+    digits: int = 0
+    squares: int = 0
+    counted: list[int] = field(default_factory=lambda: [1])
+    lengths: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, schema: dict[str, Any]) -> None:
+        """Adds one object of the schema, without those in it."""
+        self.squares += _counted(schema) ** 2
+        self.digits += _digits(schema)
+        self.counted += _repeats(schema)
+        shortest, longest = schema.get("minLength"), schema.get("maxLength")
+        if isinstance(longest, int):
+            self.lengths.add((shortest if isinstance(shortest, int) else 0, longest))
+        for pattern in _patterns(schema):
+            repeats = repeats_of(pattern)
+            self.nested, self.steps = max(self.nested, repeats.nested), self.steps + repeats.squares
+
+    def bounds(self) -> list[tuple[int, int, str]]:
+        """Returns what was found, the bound of each, and its name."""
+        nested = self.nested
+        if len(self.counted) > 2:
+            # which of them is inside which is not known
+            nested = max(nested, math.prod(self.counted))
+        return [
+            (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
+            (self.steps, MAX_REPEAT_SQUARES, "squares of repeats in patterns"),
+            (self.digits, MAX_RANGE_DIGITS, "digits in minimum and maximum"),
+            (len(self.lengths), MAX_LENGTHS, "different lengths in maxLength"),
+            (
+                self.squares,
+                MAX_COUNTED_SQUARES,
+                "pairs of properties in objects with minProperties or maxProperties",
+            ),
+        ]
 
 
 def _counted(schema: dict[str, Any]) -> int:
@@ -206,6 +249,19 @@ def _counted(schema: dict[str, Any]) -> int:
     properties = schema.get("properties")
     counts = isinstance(properties, dict) and ("minProperties" in schema or "maxProperties" in schema)
     return len(properties) if counts else 0  # type: ignore[arg-type]  # a dict
+
+
+def _digits(schema: dict[str, Any]) -> int:
+    """Returns the digits of the range of a number, as they are written out: 1e300 has 301."""
+    digits = 0
+    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        end = schema.get(name)
+        if isinstance(end, float):
+            digits += len(f"{end:f}")
+        elif isinstance(end, int):
+            # Python refuses to write out some integers, which have more than 64 bits and are refused below
+            digits += end.bit_length() * 3 // 10 + 1
+    return digits
 
 
 _COUNT = re.compile(r"\{(\d{1,18})(?:,(\d{0,18}))?\}")

@@ -92,7 +92,18 @@ def test_ordinary_requests_pass() -> None:
         chat(
             response_format=as_format({"properties": {f"p{i}": {"pattern": "^.{1,255}$"} for i in range(30)}})
         ),
-        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": 5000} for i in range(30)}})),
+        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": 5000} for i in range(300)}})),
+        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": i} for i in range(40)}})),
+        chat(
+            response_format=as_format(
+                {
+                    "properties": {
+                        f"p{i}": {"type": "integer", "minimum": 1, "maximum": 100} for i in range(1200)
+                    }
+                }
+            )
+        ),
+        chat(response_format=as_format({"properties": {"minimum": {"type": "number"}, "maximum": True}})),
         chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
@@ -133,6 +144,12 @@ def test_an_ordinary_echo_passes() -> None:
             chat(response_format=as_format({"const": 2**63})).replace(b"9223372036854775808", b"9" * 30),
             "response_format",
         ),
+        (
+            chat(response_format=as_format({"minimum": 5, "minLength": 5, "maxLength": 5})).replace(
+                b"5", b"5" * 4000
+            ),
+            "response_format",
+        ),
         (b'{"messages": [{"content": "a"}]}', "messages[0].role"),
         (chat(tools=[tool("t", 1)] * 1025), "tools"),
         (chat(tools=[tool("t", 300)] * 60), "tools"),
@@ -161,6 +178,16 @@ def test_an_ordinary_echo_passes() -> None:
             "response_format",
         ),
         (chat(response_format=as_tag({"type": "regex", "pattern": "[a-z]{1,5000}"})), "response_format"),
+        # 140 ranges of 18 digits on either end, and 17 ends of 309 digits
+        (
+            chat(response_format=as_format({"anyOf": [{"minimum": -(10**17), "maximum": 10**17}] * 140})),
+            "response_format",
+        ),
+        (chat(response_format=as_format({"anyOf": [{"exclusiveMaximum": 1e308}] * 17})), "response_format"),
+        (
+            chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": i} for i in range(41)}})),
+            "response_format",
+        ),
         # what freezes its core while the answer is generated
         (chat(response_format=as_format({"pattern": "^(a{1,101}){1,100}$"})), "response_format"),
         (
