@@ -35,10 +35,11 @@ def traces_endpoint(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def traces_of_environment(
-    count: "Callable[[Result, int], None]", service: str, instance: str
+    count: "Callable[[Result, int], None]", service: str, instance: str, forced_per_s: float | None = None
 ) -> "Traces | None":
     """Returns the traces of a `service` (OTEL_SERVICE_NAME comes first) of which this process is one `instance`, or
-    None where none are wanted. `count` is called in another thread, with results and numbers of requests.
+    None where none are wanted. `count` is called in another thread, with results and numbers of requests. Clients force
+    at most `forced_per_s` traces a second (None: no bound).
     """
     if not is_wanted():
         return None
@@ -46,7 +47,7 @@ def traces_of_environment(
 
     from actors.telemetry.traces import Traces
 
-    return Traces(OTLPSpanExporter(), count, _names(service, instance))
+    return Traces(OTLPSpanExporter(), count, _names(service, instance), forced_per_s=forced_per_s)
 
 
 def decision_traces(instance: str, now_s: Callable[[], float]) -> "DecisionTraces | None":

@@ -1,16 +1,23 @@
-"""The choice of requests whose traces are kept: by parent and ratio from their beginning, and bad ones at their end."""
+"""The choice of requests whose traces are kept: by parent and ratio from their beginning, and bad ones at their end.
+
+What a client forces is bounded (`forced`): a request counts as forced where the sampler would not take it without the
+client's header.
+"""
 
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 
 from actors.telemetry.export import Exports, Result, context_of, drawn_place
 from actors.telemetry.facts import Answered, Kept
+from actors.telemetry.forced import ForcedTraces
 from actors.telemetry.spans import write
 
 RATIO = 0.01
@@ -18,7 +25,9 @@ RATIO = 0.01
 
 
 class Traces(Exports):
-    """The traces of the requests of one ingress, by `sampler` (None: by the environment's)."""
+    """The traces of the requests of one ingress, by `sampler` (None: by the environment's). Clients force at most
+    `forced_per_s` a second (None: no bound).
+    """
 
     def __init__(
         self,
@@ -27,18 +36,29 @@ class Traces(Exports):
         attributes: Mapping[str, str],
         sampler: Sampler | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        forced_per_s: float | None = None,
     ) -> None:
         super().__init__(exporter, count, attributes, now_s)
         self._sampler = sampler or _sampler()
+        self._forced, self._clock_s = ForcedTraces(forced_per_s), now_s
 
-    def begin(self, path: str, traceparent: str | None) -> Kept:
+    def begin(self, path: str, traceparent: str | None, wants_times: bool = False) -> Kept:
         """Draws the place of a request that begins, below the client's span if `traceparent` names one, and decides
-        whether it is sampled.
+        whether it is sampled. A client that `wants_times` has it sampled, as far as clients may.
         """
         above = None if traceparent is None else context_of(traceparent)
         place = drawn_place(above)
-        drawn = self._sampler.should_sample(above, place.trace_id, path)
-        return Kept(place, drawn.decision.is_sampled())
+        if place.parent_id is None:
+            unforced = self._takes(None, place.trace_id, path)
+            asked = wants_times
+        else:
+            asked = wants_times or self._takes(above, place.trace_id, path)
+            # the client has chosen the trace's id, too
+            unforced = asked and self._takes(None, random.getrandbits(128) or 1, path)
+        return Kept(place, unforced or (asked and self._forced.take(self._clock_s())))
+
+    def _takes(self, above: Context | None, trace_id: int, path: str) -> bool:
+        return self._sampler.should_sample(above, trace_id, path).decision.is_sampled()
 
     def take(self, answered: Answered) -> Result | None:
         """Takes over a request that has ended, if its trace is to be kept. Returns "dropped" if there is no room."""

@@ -5,11 +5,10 @@ OpenAI's own API takes, where that has a bound.
 """
 
 import math
-import re
-from collections.abc import Iterable
 from typing import Any
 
 from app.api.errors import bad_request
+from app.api.grammar_cost import check_grammar
 
 MAX_CANDIDATES = 8192
 """Most candidates of a step: prompts x n x (1 + logprobs). An engine turns each of them into text, in the loop that
@@ -22,17 +21,6 @@ MAX_SCHEMA_DEPTH = 64
 """Deepest nesting of a schema. OpenAI takes 10 levels of objects, each of which nests two to three levels of JSON."""
 MAX_SCHEMA_CHARS = 2**19
 """Most characters of the texts and names in a schema. OpenAI takes 120,000 in names and constants."""
-MAX_COUNTED_SQUARES = 40_000
-"""Most squares of numbers of properties, over the objects of a schema that count theirs (`minProperties` or
-`maxProperties`). xgrammar 0.2.8 makes rules of each pair of them, in the event loop of the engine: 0.1 s for 200
-properties, 5 s and 1 GB for 1,000 (CPU time of `Grammar.from_json_schema` on the development machine).
-"""
-MAX_NESTED_REPEATS = 10_000
-"""Largest product of counted repeats of which one is inside the other, as in `(a{1,100}){1,100}`. xgrammar 0.2.8 keeps
-all ways to read what has come, in every step of the engine's core: 4 ms for a character at this product, and no end for
-`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). Names of
-hosts have 127 parts of 63 characters at most.
-"""
 MAX_TOOLS = 1024
 """Most tools. OpenAI takes 128."""
 MAX_TOOLS_VALUES = 65_536
@@ -148,7 +136,7 @@ def check_echo(chars: int, tokens: int, n: int, logprobs: int | None) -> None:
 
 
 def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
-    values = chars = depth = squares = 0
+    values = chars = depth = 0
     objects: list[dict[str, Any]] = []
     level = [value]
     while level:
@@ -157,7 +145,6 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         below: list[Any] = []
         for one in level:
             if isinstance(one, dict):
-                squares += _counted(one) ** 2
                 objects.append(one)
                 chars += sum(map(len, one))
                 below.extend(one.values())
@@ -177,118 +164,9 @@ def _check(value: Any, param: str, most_values: int, most_chars: int) -> int:
         (values, most_values, "values"),
         (chars, most_chars, "characters"),
         (depth, MAX_SCHEMA_DEPTH, "levels"),
-        (squares, MAX_COUNTED_SQUARES, "pairs of properties in objects with minProperties or maxProperties"),
     ):
         if found > most:
             raise bad_request(f"'{param}' has {found} {what}; at most {most}.", param, "request_too_costly")
     # only now, because each character of a pattern takes a look
-    _check_repeats(objects, param)
+    check_grammar(objects, depth, param)
     return VALUE_BYTES * values + CHAR_BYTES * chars
-
-
-def _check_repeats(objects: list[dict[str, Any]], param: str) -> None:
-    """Raises `ApiError` 400 if repeats in schemas, or in forms of a structural tag, are too many inside one another."""
-    grammars = [text for one in objects if isinstance(text := one.get("grammar"), str)]
-    counted = [count for text in grammars for count in _repeats_of_grammar(text, param)]
-    around = [count for one in objects if (count := _repeats_of_form(one)) > 1]
-    # which of these is inside which is not known
-    together = counted + around
-    nested = _product(together) if len(together) > 1 else 1
-    outside = _product(around)
-    for one in objects:
-        # quotes keep the texts of a schema apart, but not those of a form
-        outer = outside if one.get("type") == "regex" else 1
-        nested = max([nested, *(nested_repeats(pattern, outer) for pattern in _patterns(one))])
-    if nested > MAX_NESTED_REPEATS:
-        message = f"'{param}' has {nested} repeats inside one another; at most {MAX_NESTED_REPEATS}."
-        raise bad_request(message, param, "request_too_costly")
-
-
-def _counted(schema: dict[str, Any]) -> int:
-    """Returns the number of properties of a schema that counts them; 0 for any other."""
-    properties = schema.get("properties")
-    counts = isinstance(properties, dict) and ("minProperties" in schema or "maxProperties" in schema)
-    return len(properties) if counts else 0  # type: ignore[arg-type]  # a dict
-
-
-_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_INTERRUPTED = re.compile(r"\{\d*(?:,\d*)?#")
-"""The beginning of a count that a comment interrupts, in a grammar without its spaces."""
-# what opens and is not closed goes to the end, so that no character is looked at twice; engines refuse it
-_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
-_MOST_COUNTED = 10**15
-"""The largest product of counts that is distinguished from larger ones."""
-
-
-def nested_repeats(pattern: str, outside: int = 1) -> int:
-    """Returns the largest product of counted repeats of a regular expression of which one is inside the other; 1 if
-    none is. A repeat without an upper count has its lower one. The whole expression is repeated `outside` times.
-    """
-    # of the groups that are open: the largest product inside
-    inside = [1]
-    last = worst = 1
-    at = 0
-    while at < len(pattern):
-        counts = _COUNT.match(pattern, at)
-        if counts is not None:
-            count = _number(counts[2] or counts[1])
-            if last > 1 and count > 1:
-                worst = max(worst, _product((last, count)))
-            last = _product((last, count))
-            inside[-1] = max(inside[-1], last)
-            at = counts.end()
-            continue
-        atom = _ATOM.match(pattern, at)
-        assert atom is not None
-        at = atom.end()
-        if atom[0] == "(":
-            inside.append(1)
-        elif atom[0] == ")" and len(inside) > 1:
-            last = inside.pop()
-            inside[-1] = max(inside[-1], last)
-        elif atom[0] not in "*+?":
-            last = 1
-    most = max(inside)
-    return max(worst, _product((most, outside))) if most > 1 and outside > 1 else worst
-
-
-def _number(digits: str) -> int:
-    """Returns the number of digits of any length, 1 at least; of more than ten the first ten, which are enough."""
-    return max(1, int(digits.lstrip("0")[:10] or "0"))
-
-
-def _product(counts: Iterable[int]) -> int:
-    """Returns a product, or `_MOST_COUNTED` for a larger one: a text of half a million characters holds a number that
-    takes long to multiply, and that Python does not print.
-    """
-    product = 1
-    for count in counts:
-        product = min(product * count, _MOST_COUNTED)
-    return product
-
-
-def _patterns(schema: dict[str, Any]) -> list[str]:
-    """Returns the regular expressions of a schema or of a form of a structural tag."""
-    by_pattern = schema.get("patternProperties")
-    found = list(by_pattern) if isinstance(by_pattern, dict) else []
-    pattern = schema.get("pattern")
-    return [*found, pattern] if isinstance(pattern, str) else found
-
-
-def _repeats_of_form(form: dict[str, Any]) -> int:
-    """Returns the count of a form of a structural tag that repeats another one; 1 for any other."""
-    if form.get("type") != "repeat":
-        return 1
-    return next((one for one in (form.get("max"), form.get("min")) if isinstance(one, int) and one > 0), 1)
-
-
-def _repeats_of_grammar(grammar: str, param: str) -> list[int]:
-    """Returns the counts above 1 of the repeats in a grammar. Raises `ApiError` 400 where a comment is in a count."""
-    # xgrammar takes spaces, ends of lines and comments between all parts of a count
-    dense = "".join(grammar.split())
-    if _INTERRUPTED.search(dense):
-        raise bad_request(
-            f"'{param}' has a grammar with '#' in braces: write {{1,9}}.", param, "invalid_value"
-        )
-    counts = [_number(upper or lower) for lower, upper in _COUNT.findall(dense)]
-    return [count for count in counts if count > 1]

@@ -31,7 +31,8 @@ from app.ingress.exchange import CLIENT_CLOSED, JSON, HttpExchange
 from app.ingress.http.head import ONCE, repeated_header
 from app.ingress.http.memory import RequestMemory, most_body_bytes
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
-from app.ingress.intake import Intake, IntakeThreads, Prompts
+from app.ingress.intake import Intake, Prompts
+from app.ingress.intake_threads import IntakeThreads, Turn
 from app.ingress.kept_page import KeptPage
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests, RequestId
@@ -250,13 +251,13 @@ class IngressApp:
             plan = self._plan_by(plan_of, request, caller)
             self._planned(plan, request, reply, request_id, started_s, caller)
             return
-        self._intake_threads.take(size)
+        turn = self._intake_threads.take(size, self._sender(request, caller))
         self._parsing += 1
         parse = partial(self._parse, plan_of, request, caller)
 
         async def run() -> None:
             try:
-                plan = await self._intake_threads.run(size, parse)
+                plan = await self._intake_threads.run(turn, parse)
             finally:
                 self._parsing -= 1
             if reply.gone:
@@ -296,6 +297,12 @@ class IngressApp:
         caller = self._gate.caller(request, self._admin.permits)
         self._gate.check(caller)
         return caller
+
+    def _sender(self, request: Request, caller: Caller | None) -> str:
+        """Returns the tenant that a request counts for before its body is read, which may name a user."""
+        if caller is not None:
+            return caller.tenant
+        return unnamed_tenant("", request.address(), self.connections.salt)
 
     def _plan_by(self, plan_of: PlanOf, request: Request, caller: Caller | None) -> Plan:
         """Returns the plan of a request. Where API keys are off, an admin key lifts the ceiling of priorities."""
@@ -379,11 +386,11 @@ class IngressApp:
             if caller is not None and self._gate is not None:
                 # what its key will not admit in the end takes no thread's time from others
                 self._gate.check(caller, least_need_of(plan, self._intake.fewest_tokens(plan)))
-            self._intake_threads.take(size)
+            turn = self._intake_threads.take(size, plan.unnamed or plan.terms.tenant)
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             exchange = self._open(plan, reply, request_id, started_s, parsed_s)
             exchange.hold(held)
-            self._later(exchange, self._prepared(exchange, context, size, caller))
+            self._later(exchange, self._prepared(exchange, context, turn, caller))
 
     def _later(self, exchange: HttpExchange, begins: Coroutine[Any, Any, None]) -> None:
         """Has an exchange begin when `begins` ends; an error of that is its answer."""
@@ -407,10 +414,12 @@ class IngressApp:
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
-    async def _prepared(self, exchange: HttpExchange, context: int, size: int, caller: Caller | None) -> None:
+    async def _prepared(
+        self, exchange: HttpExchange, context: int, turn: Turn, caller: Caller | None
+    ) -> None:
         """Begins an exchange after a thread has prepared its prompts, unless its client leaves meanwhile."""
         prompts = await self._intake_threads.run(
-            size, partial(self._prepare_unless_closed, exchange, context)
+            turn, partial(self._prepare_unless_closed, exchange, context)
         )
         if prompts is not None:
             plan = exchange.plan

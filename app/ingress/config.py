@@ -99,8 +99,14 @@ class IngressConfig:
     tokenise_threads: Annotated[int, Whole(1, 256)] = 2
     """Threads that prepare long prompts; each keeps a core busy while it works."""
     max_tokenising_chars: Annotated[int, Whole(1)] = 16 * 2**20
-    """Characters of long prompts that may wait for these threads; above it requests are answered with 429. Two threads
-    that tokenise 2.7 million characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
+    """Characters of long prompts that may wait for these threads; above it requests are answered with 429, those of the
+    tenant that has most of them here first (`app.ingress.intake_threads`). Two threads that tokenise 2.7 million
+    characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
+    """
+    forced_traces_per_s: Annotated[float, Number(0, unit="1/s")] | None = 10.0
+    """Requests a second whose traces are kept because their clients say so, by `traceparent` or by `x-sluice-times`;
+    what goes beyond is traced by ratio alone. Null sets no bound: for clients that are trusted, behind a proxy which
+    samples. ASSUMPTION: 10 are enough for who looks at single requests, and cost no process much.
     """
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""

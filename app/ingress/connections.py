@@ -64,6 +64,7 @@ from app.ingress.observers import Observers
 from policies.request import events as ev
 from policies.request import troubles
 from policies.request.attempts import attempt_id_of
+from policies.request.killers import Killers
 from policies.request.life import Life, Limits
 from policies.request.stage import Stage, Task
 from policies.state.standby import AWAKE
@@ -166,6 +167,8 @@ class IngressConnections:
         self.alarms = Alarms(config.sweep_interval_s)
         self.budgeted = 0
         """Attempts under way that count against the retry budget."""
+        self.killers = Killers()
+        """The requests that have killed engines. Each replica remembers its own."""
         self.fleet: Fleet | None = None
         self._standby: Standby | None = None
         self._was_whole = self._was_ready = False

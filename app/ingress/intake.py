@@ -1,9 +1,7 @@
 """Turns a plan into tokens: checks the model's name, renders the chat template, and tokenises the prompts."""
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError, bad_request
@@ -11,8 +9,6 @@ from app.api.plan import Plan
 from app.api.schema import ChatRequest
 from app.ingress.config import IngressConfig
 from app.ingress.tokenizer import TemplateError, TextCodec
-
-R = TypeVar("R")
 
 
 class Prompts(NamedTuple):
@@ -94,29 +90,3 @@ class Intake:
             (prompt if isinstance(prompt, str) else decode(prompt), decode(ids[:1]))
             for prompt, ids in zip(plan.prompts, tokens, strict=True)
         ]
-
-
-class IntakeThreads:
-    """The threads in which long prompts are prepared, so that the streams of others go on.
-
-    At most `max_chars` wait or are worked on at a time, and a longer prompt has the threads to itself.
-    """
-
-    def __init__(self, threads: int, max_chars: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="intake")
-        self._max_chars = max_chars
-        self._chars = 0
-
-    def take(self, chars: int) -> None:
-        """Counts a prompt as waiting until its `run` ends. Raises `ApiError` 429 if there is no room for it."""
-        if self._chars and self._chars + chars > self._max_chars:
-            message = f"Long prompts of {self._chars} characters wait to be tokenised here; try again later."
-            raise ApiError(429, message, code="tokenising_full", retry_after_s=1.0)
-        self._chars += chars
-
-    async def run(self, chars: int, work: Callable[[], R]) -> R:
-        """Returns what `work` returns in a thread. `take` has been called with the same number."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        finally:
-            self._chars -= chars

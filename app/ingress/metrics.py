@@ -166,6 +166,11 @@ INGRESS: tuple[Metric, ...] = (
         "Answers that had begun and ended with an error because no further token came for `idle_limit_s`.",
     ),
     counter(
+        "sluice_killers_refused_total",
+        "requests",
+        "Requests that no engine got, because engines had died when they got the same request before.",
+    ),
+    counter(
         "sluice_internal_errors_total",
         "errors",
         "Faults of the ingress itself that were logged and survived; each one is a bug.",
@@ -276,6 +281,7 @@ class IngressMetrics:
         self._listener_refusals = self._counter("sluice_listener_refusals_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.idle_answers = self._counter("sluice_idle_answers_total")
+        self.killers_refused = self._counter("sluice_killers_refused_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
         self.traces = self._counter("sluice_traces_total")
         self._tenant_requests = self._counter("sluice_tenant_requests_total")

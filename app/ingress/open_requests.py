@@ -81,9 +81,7 @@ class OpenRequests:
         that wants its times; None if nobody wants them.
         """
         if self.traces is not None:
-            kept = self.traces.begin(path, name.traceparent)
-            kept.sampled |= name.wants_times
-            return kept
+            return self.traces.begin(path, name.traceparent, name.wants_times)
         seen = self._observers.has_room()
         if name.wants_times:
             # a place in no trace that is kept: by it router and engines know that the request is followed

@@ -116,7 +116,9 @@ class IngressReplica:
         salt = salt_of_application(group.port, wire.secret())
         metrics = IngressMetrics(model.served_name)
         self._connections = IngressConnections(ingress, me, finder(router), metrics, salt)
-        self._traces = traces_of_environment(counting(metrics.traces), "sluice-ingress", me.id)
+        self._traces = traces_of_environment(
+            counting(metrics.traces), "sluice-ingress", me.id, ingress.forced_traces_per_s
+        )
         self._gate = Gate(ingress, metrics, self._connections.ingresses) if ingress.key_file else None
         self._audit = audit_of(ingress, metrics)
         self._app = IngressApp(

@@ -5,9 +5,14 @@ Incoming messages become events of the life cycle in `app.ingress.connections`.
 """
 
 import dataclasses
+import hashlib
 import logging
+import math
+from array import array
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from actors.telemetry.facts import Attempt, Kept
 from actors.telemetry.logs import about
@@ -39,6 +44,7 @@ from policies.record import record
 from policies.request import events as ev
 from policies.request.effects import Blame, Failure
 from policies.request.ended import RequestEnd, Tally
+from policies.request.killers import Fingerprint
 from policies.request.life import Life
 from policies.request.stage import LoanEnd, Outcome, Stage, Task
 from policies.request.terms import Terms
@@ -107,6 +113,7 @@ class IngressRequest(Connected):
         "_cached_tokens",
         "_client",
         "_connections",
+        "_kills_before",
         "_tally",
         "parts",
         "spec",
@@ -124,11 +131,22 @@ class IngressRequest(Connected):
         self._cached_tokens: int | None = None
         # the engine that failed the attempt which ended last
         self._blamed: Blame | None = None
+        # the deaths with which it began, and their task
+        self._kills_before: tuple[float, Task] = (self.kills, self.killed_at)
         self.timed_out = False
 
     def start(self) -> None:
         """Begins the first attempt; the request may already have failed when this returns."""
         connections = self._connections
+        refused_s = self._refused_s()
+        if refused_s:
+            connections.metrics.killers_refused.inc()
+            message = (
+                f"Engines died when they got this request before, so none gets it for {refused_s:.0f} s."
+            )
+            self._tell_end("failed")
+            self._client.failed(self, ApiError(500, message, code=POISON.code, headers=[NOT_AGAIN]))
+            return
         self.on(ev.Start(), connections.now_s())
 
     def cancel(self) -> None:
@@ -198,6 +216,8 @@ class IngressRequest(Connected):
     def forget(self, outcome: Outcome) -> None:
         self._connections.forget(self)
         self._connections.metrics.closed(self, len(self.spec.tokens), outcome)
+        if not self.goes_on:
+            self._remember(outcome)
         self._tell_end(outcome)
 
     def _tell_end(self, outcome: Outcome) -> None:
@@ -221,6 +241,36 @@ class IngressRequest(Connected):
             if self.spec.kept is not None:
                 self.spec.kept.results.append(result)
         return ended
+
+    def _refused_s(self) -> float:
+        """Has the request begin with the deaths of its earlier sends. Returns for how long no engine gets it, in whole
+        seconds; 0 if engines may get it.
+        """
+        killers = self._connections.killers
+        if not killers.has_length(len(self.spec.tokens)):
+            return 0.0
+        known = killers.suspicion(fingerprint_of(self.spec), self._connections.now_s())
+        if known is None:
+            return 0.0
+        self._kills_before = known.kills, known.task
+        self.suspect(known.kills, known.task)
+        return math.ceil(known.refused_s)
+
+    def _remember(self, outcome: Outcome) -> None:
+        """Remembers a request that ends badly after deaths of engines, and forgets one that came through."""
+        killers, spec = self._connections.killers, self.spec
+        if outcome == "finished" or self.acquitted:
+            if killers.has_length(len(spec.tokens)):
+                killers.clear(fingerprint_of(spec))
+        elif (self.kills, self.killed_at) != self._kills_before:
+            now_s = self._connections.now_s()
+            refused_s = killers.blame(fingerprint_of(spec), self.kills, self.killed_at, now_s)
+            if refused_s:
+                log.warning(
+                    "a request under which engines died is refused for %.0f s",
+                    refused_s,
+                    extra=self._about(),
+                )
 
     def may_retry(self) -> bool:
         connections = self._connections
@@ -274,7 +324,7 @@ class IngressRequest(Connected):
         for choice in rest:
             other = IngressRequest(self.spec, [choice], self._client, self._connections)
             other.branch_of(self, choice.tokens)
-            other._tally = self._tally
+            other._tally, other._kills_before = self._tally, self._kills_before
             # the prompt's are counted once
             other._cached_tokens = 0
             if choice.tokens:
@@ -550,6 +600,14 @@ def told_of(blame: Blame) -> str:
     return _TOLD.get(
         blame.code, f"An engine failed at the request's {blame.task} ({blame.code}); try again later."
     )
+
+
+def fingerprint_of(spec: RequestSpec) -> Fingerprint:
+    """Returns the fingerprint of a prompt with its parameters and its tenant. All names of the model are one model."""
+    told = msgspec.msgpack.encode([spec.params, spec.terms.tenant], order="deterministic")
+    made = hashlib.blake2b(array("q", spec.tokens), digest_size=16)
+    made.update(told)
+    return Fingerprint(len(spec.tokens), made.digest())
 
 
 def params_of(spec: RequestSpec, resume: Resume) -> dict[str, Any]:

@@ -128,14 +128,15 @@ class Life(Effects):
     which it does until its first output. An attempt for which the budget has no room, and a further retry, waits in
     QUEUED for a moment, unknown to the router; so does one after an engine failed the request that it had avoided,
     because the router knew no other. While an attempt ends, `goes_on_s` is the time at which another one
-    follows, or None. After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and
+    follows, or None. `kills` are the deaths of engines with the task `killed_at` that count against the request
+    (`troubles`). After `kv_failures` of `troubles.MOST_KV_FAILURES`, `terms` ask for one engine for prompt and
     answer.
     """
 
     __slots__ = (
-        "_ask_s", "_held_until_s", "_idle_at_s", "_interrupted_s", "_killed_at", "_repeats", "_rows", "_until_s",
+        "_ask_s", "_held_until_s", "_idle_at_s", "_interrupted_s", "_repeats", "_rows", "_until_s",
         "_wants_budget", "admission", "arrived_s", "attempt_id", "attempts", "avoid", "carried_tokens", "choices",
-        "deadline_s", "decode_engine", "decode_rank", "former_lender", "goes_on_s", "kills", "kv_failures",
+        "deadline_s", "decode_engine", "decode_rank", "former_lender", "goes_on_s", "killed_at", "kills", "kv_failures",
         "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine",
         "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times", "unfinished",
         "wake_at_s",
@@ -150,7 +151,7 @@ class Life(Effects):
         self.attempt_id, self.attempts = "", 0
         self.retries = self.migrations = 0
         self.kills, self.kv_failures = 0.0, 0
-        self._killed_at: Task = "prefill"
+        self.killed_at: Task = "prefill"
         # failures of engines that it had avoided
         self._repeats = 0
         self.on_budget = self._wants_budget = False
@@ -200,6 +201,15 @@ class Life(Effects):
         """Tokens that the present attempt has generated."""
         return self.output_tokens - self.carried_tokens
 
+    @property
+    def acquitted(self) -> bool:
+        """Whether engines have generated enough for the request to show that it does not kill them."""
+        return self.output_tokens > troubles.ACQUITTED_TOKENS * self.choices
+
+    def suspect(self, kills: float, task: Task) -> None:
+        """Has the request, which has not begun, begin with deaths that earlier sends of it have caused."""
+        self.kills, self.killed_at = kills, task
+
     def become_choice(self, tokens: int) -> None:
         """Leaves this request one choice, of which earlier attempts have generated `tokens` tokens."""
         self.choices = self.unfinished = 1
@@ -209,7 +219,7 @@ class Life(Effects):
         """Makes this life, which has not begun, go on with another choice of `other`, as `become_choice` does."""
         self.become_choice(tokens)
         self.attempts, self.retries, self.migrations = other.attempts, other.retries, other.migrations
-        self.kills, self._killed_at = other.kills, other._killed_at
+        self.kills, self.killed_at = other.kills, other.killed_at
         self.avoid, self._repeats = other.avoid, other._repeats
         self.times.first_s, self._interrupted_s = other.times.first_s, other._interrupted_s
         self._idle_at_s = other._idle_at_s
@@ -642,14 +652,13 @@ class Life(Effects):
         split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
         taken_s = self.times.decode_routed_s if split_decode else self.times.routed_s
         computes = engine_id == self.decode_engine or self.stage is _PREFILLING
-        acquitted = self.output_tokens > troubles.ACQUITTED_TOKENS * self.choices
-        if code not in troubles.DEADLY or acquitted or not computes or taken_s is None:
+        if code not in troubles.DEADLY or self.acquitted or not computes or taken_s is None:
             return False
         if 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S:
             died = code == "engine_dead" or (code == troubles.ENGINE_LOST and silent_s == 0)
-            before = self.kills if task == self._killed_at else 0.0
+            before = self.kills if task == self.killed_at else 0.0
             self.kills = before + (1.0 if died else troubles.SILENT_KILL)
-            self._killed_at = task
+            self.killed_at = task
         return self.kills >= troubles.MOST_KILLS
 
     def _goes_on(

@@ -104,6 +104,29 @@ async def test_an_ingress_warns_of_keys_in_its_configuration_when_it_starts(
     assert ("SLUICE_ADMIN_KEYS" in caplog.text, "a secret key" in caplog.text) == (warned, False)
 
 
+@pytest.mark.parametrize(
+    ("options", "rate_per_s"),
+    [({}, 10.0), ({"forced_traces_per_s": 0.5}, 0.5), ({"forced_traces_per_s": None}, None)],
+)
+async def test_an_ingress_bounds_the_traces_that_clients_force(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], rate_per_s: float | None
+) -> None:
+    bounds: list[float | None] = []
+
+    def traces(*told: Any) -> None:
+        bounds.append(told[-1])
+        raise Started
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(logs, "start", lambda *names: None)
+    monkeypatch.setattr(ingress_replica, "traces_of_environment", traces)
+    begin: Any = ingress_replica.IngressReplica.__mro__[1].__init__
+    group = IngressGroupConfig(options=options)
+    with pytest.raises(Started):
+        await begin(SimpleNamespace(), ModelConfig(), group, False, WireConfig(), "open", None)
+    assert bounds == [rate_per_s]
+
+
 class Store:
     """Ray's store as `next_generation` uses it. `before_put` runs once, before the first put."""
 

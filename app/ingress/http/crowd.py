@@ -3,12 +3,21 @@
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Literal
 
 from app.api.errors import ApiError, too_many_connections
 
 SPARE_CONNECTIONS = 64
 """Connections beyond a limit that are answered: probes and scrapes as ever, others with a refusal."""
+
+GIVES_WAY_S = 1.0
+"""Seconds after which a request that is still arriving, or a TLS handshake, may have to make way. ASSUMPTION: what a
+client sends without pausing has arrived by then, but for large bodies over slow lines.
+"""
+
+MOST_TRIED = 64
+"""Arrivals that are tried until one is found that may make way, so that a crowd costs each new connection little."""
 
 Reason = Literal["connections", "address"]
 """The limit that a connection is beyond: that of all connections, or that of its address."""
@@ -19,6 +28,9 @@ class Crowd:
 
     Connections on which nothing happens are known, the one that has idled longest first: beyond the limit of all
     connections it makes way for a new one. Two addresses could otherwise keep everybody out by connections that idle.
+    Where none idles, one makes way on which a request or a TLS handshake has been arriving for longest, `GIVES_WAY_S`
+    at least, if its address has as many connections as that of the new one. So no address that has many pushes out
+    others, and senders of half a request push out themselves.
     """
 
     def __init__(self, most: int, most_by_address: int, refused: Callable[[Reason], None]) -> None:
@@ -27,6 +39,8 @@ class Crowd:
         self._by_address: Counter[str] = Counter()
         # what ends each, in the order in which they began to idle
         self._idle: dict[Hashable, Callable[[], None]] = {}
+        # the address and what ends each, in the order in which they had been arriving for too long
+        self._arriving: dict[Hashable, tuple[str | None, Callable[[], None]]] = {}
 
     def enter(self, address: str | None) -> Reason | None:
         """Counts a new connection, and returns the limit that it is beyond. A Unix socket has no address."""
@@ -34,7 +48,7 @@ class Crowd:
         if address is not None:
             self._by_address[address] += 1
         own = self._by_address[address or ""] > self._most_by_address
-        if self._count > self._most and (own or not self._make_way()):
+        if self._count > self._most and (own or not self._make_way(address)):
             return "connections"
         return "address" if own else None
 
@@ -45,12 +59,26 @@ class Crowd:
     def works(self, connection: Hashable) -> None:
         """Notes that something happens on a connection, or that it has ended."""
         self._idle.pop(connection, None)
+        self._arriving.pop(connection, None)
 
-    def _make_way(self) -> bool:
-        """Ends the connection that has idled longest, which is uncounted a moment later. Returns False without one."""
+    def still_arrives(self, connection: Hashable, address: str | None, end: Callable[[], None]) -> None:
+        """Notes that a request, or a handshake, has been arriving for `GIVES_WAY_S` and is not complete; `end` drops
+        the connection. Idempotent.
+        """
+        self._arriving.setdefault(connection, (address, end))
+
+    def _make_way(self, address: str | None) -> bool:
+        """Ends the connection that has idled longest, else one that has been arriving for long, for a new one of
+        `address`. It is uncounted a moment later. Returns False without one.
+        """
         for connection in self._idle:
             self._idle.pop(connection)()
             return True
+        for connection, (other, _) in islice(self._arriving.items(), MOST_TRIED):
+            if self._by_address[other or ""] >= self._by_address[address or ""]:
+                self._refused("connections")
+                self._arriving.pop(connection)[1]()
+                return True
         return False
 
     def leave(self, address: str | None) -> None:

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
+from app.ingress.http import crowd
 from app.ingress.http.crowd import Crowd, Reason, address_of
 from app.ingress.http.protocol import FastHttpProtocol
 
@@ -98,6 +99,9 @@ class TlsDoor:
 
     async def _shake_hands(self, arrival: "_Arrival") -> None:
         """Takes a connection through its handshake. One that does not get through it is uncounted here."""
+        crowd_knows = self._loop.call_later(
+            crowd.GIVES_WAY_S, self._crowd.still_arrives, arrival, arrival.address, arrival.hang_up
+        )
         try:
             # The transport owns the socket and closes it, also after a failure.
             await self._loop.connect_accepted_socket(
@@ -112,6 +116,8 @@ class TlsDoor:
         except Exception:
             log.exception("a TLS handshake failed by an error of this process")
         finally:
+            crowd_knows.cancel()
+            self._crowd.works(arrival)
             if not arrival.handed_over:
                 self._crowd.leave(arrival.address)
 

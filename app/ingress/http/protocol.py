@@ -31,6 +31,7 @@ import httptools
 
 from actors.wire.tcp import queued_bytes
 from app.api.errors import ApiError, host_not_allowed, no_memory, too_large
+from app.ingress.http import crowd
 from app.ingress.http.crowd import Crowd, Reason, address_of
 from app.ingress.http.fast_reply import HttpReply, build_head
 from app.ingress.http.head import ONCE, check_head, repeated_header, without_upgrade
@@ -117,6 +118,8 @@ class FastHttpProtocol(asyncio.Protocol):
         self._crowded: Reason | None = None  # one of the spare connections
         self._paused = False
         self._closing = False  # no further request is read
+        # whether the crowd knows that a request takes long to arrive
+        self._gives_way = False
         self._closed = False
         self._sweeps = 0  # sweeps since the last change
         # unread at the last sweep, with what the kernel holds
@@ -283,6 +286,9 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_request = False
+        if self._gives_way:
+            self._gives_way = False
+            self._bounds.crowd.works(self)
         # an earlier request ended it, or the head is read again
         if self._closing or self._upgrading:
             return
@@ -471,6 +477,16 @@ class FastHttpProtocol(asyncio.Protocol):
                 self._bounds.refused("late")
                 self._let_go()
             self.transport.abort() if unread else self.transport.close()
+        elif slow and not unread and not lingers and (self._sweeps - 1) * period_s >= crowd.GIVES_WAY_S:
+            self._gives_way = True
+            self._bounds.crowd.still_arrives(self, self._address, self._make_way)
+
+    def _make_way(self) -> None:
+        """Drops the request that arrives, and the connection, for a new one."""
+        self._closing = True
+        self._let_go()
+        if self.transport is not None:
+            self.transport.abort()
 
     def _has_read(self) -> bool:
         """Returns whether the client has read some of its answer since the last sweep. What the kernel holds counts,

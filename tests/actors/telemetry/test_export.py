@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import SpanKind
 
 from actors.telemetry import export
 from actors.telemetry.environment import is_wanted, traces_endpoint, traces_of_environment
 from actors.telemetry.facts import Answered, Attempt, Kept, Place
+from actors.telemetry.forced import ForcedTraces
 from actors.telemetry.traces import Traces
 from benchmarks.live.collector import Collector, attributes, collector
 from policies.request.ended import Result
@@ -102,6 +104,48 @@ def test_a_faulty_traceparent_begins_a_trace_of_its_own(header: str) -> None:
         f"{kept.place.trace_id:032x}",
         f"{kept.place.span_id:016x}",
     )
+
+
+FORCED = f"00-{0xABC << 64:032x}-b7ad6b7169203331-01"
+"""A traceparent whose trace id every sampler by ratio takes: its lower 64 bits are 0."""
+
+
+@pytest.mark.parametrize(
+    ("sampler", "header", "wants_times", "sampled"),
+    [
+        (ParentBased(ALWAYS_OFF), PARENT, False, [True, True, False, False, True]),
+        (ParentBased(ALWAYS_OFF), None, True, [True, True, False, False, True]),
+        (ParentBased(ALWAYS_OFF), PARENT, True, [True, True, False, False, True]),
+        (ParentBased(ALWAYS_OFF), UNSAMPLED, False, [False] * 5),
+        # the client chooses an id that the ratio takes
+        (TraceIdRatioBased(1e-9), FORCED, False, [True, True, False, False, True]),
+        # what is sampled anyway is not forced
+        (ALWAYS_ON, PARENT, False, [True] * 5),
+        (ParentBased(ALWAYS_ON), PARENT, True, [True] * 5),
+        (ALWAYS_OFF, PARENT, False, [False] * 5),
+    ],
+)
+def test_what_clients_force_is_bounded(
+    sampler: Sampler, header: str | None, wants_times: bool, sampled: list[bool]
+) -> None:
+    now_s = 100.0
+    traces = Traces(
+        InMemorySpanExporter(), lambda result, number: None, {}, sampler, lambda: now_s, forced_per_s=2.0
+    )
+    found = []
+    for now_s in (100.0, 100.0, 100.0, 100.25, 100.5):  # noqa: B007  (the clock reads it)
+        kept = traces.begin("/", header, wants_times)
+        found.append(kept.sampled)
+        # a request that is not sampled has its place in the client's trace all the same
+        assert kept.place is not None and (kept.place.parent_id is not None) == (header is not None)
+    assert found == sampled
+    traces.stop()
+
+
+@pytest.mark.parametrize(("rate_per_s", "most"), [(None, 5), (0.0, 0), (0.1, 1), (3.0, 3)])
+def test_a_burst_of_forced_traces_is_that_of_a_second(rate_per_s: float | None, most: int) -> None:
+    forced = ForcedTraces(rate_per_s)
+    assert [forced.take(100.0) for _ in range(5)] == [n < most for n in range(5)]
 
 
 def test_what_is_not_sampled_is_kept_only_if_it_was_bad() -> None:
@@ -220,8 +264,11 @@ def test_the_environment_names_collector_service_and_sampler(monkeypatch: pytest
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{to.port}")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-        traces = traces_of_environment(lambda result, n: counts.update({result: n}), "sluice-ingress", "i-1")
+        traces = traces_of_environment(
+            lambda result, n: counts.update({result: n}), "sluice-ingress", "i-1", 1.0
+        )
         assert traces is not None
+        assert [traces._forced.take(0.0) for _ in range(2)] == [True, False]
         traces.take(answered(kept=traces.begin("/", None)))
         traces.take(answered(500, traces.begin("/", None)))
         traces.stop()

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from app.api import budget, conversation, structure
+from app.api import budget, conversation, grammar_cost, structure
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError
 from app.api.extensions import Defaults
@@ -48,6 +48,12 @@ def grammar(text: str) -> bytes:
     return chat(response_format=as_tag({"type": "grammar", "grammar": text}))
 
 
+def chained(links: int) -> dict[str, Any]:
+    """A schema of arrays in arrays, each of which refers to the next one."""
+    arrays = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(links)}
+    return {"$ref": "#/$defs/a0", "$defs": arrays | {f"a{links}": {"type": "string"}}}
+
+
 def counting(properties: int) -> dict[str, Any]:
     """A schema of an object that counts its properties."""
     known = {f"p{i}": {"type": "string"} for i in range(properties)}
@@ -86,6 +92,31 @@ def test_ordinary_requests_pass() -> None:
         ),
         chat(response_format=as_format({"properties": {"pattern": {"type": "string", "maxLength": 10**9}}})),
         chat(response_format=as_tag({"type": "grammar", "grammar": 'root ::= "a"{1,100000}'})),
+        # an address and a version, a text of up to 1,400 characters, and thirty of up to 255
+        chat(
+            response_format=as_format(
+                {"pattern": r"^(https?://)?([\w-]+\.)*[\w-]+(:\d+)?(/[^?#]*)?(\?[^#]*)?(#.*)?$"}
+            )
+        ),
+        chat(response_format=as_format({"pattern": r"^[\s\S]{1,1400}$"})),
+        chat(
+            response_format=as_format({"properties": {f"p{i}": {"pattern": "^.{1,255}$"} for i in range(30)}})
+        ),
+        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": 5000} for i in range(300)}})),
+        chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": i} for i in range(40)}})),
+        chat(
+            response_format=as_format(
+                {
+                    "properties": {
+                        f"p{i}": {"type": "integer", "minimum": 1, "maximum": 100} for i in range(1200)
+                    }
+                }
+            )
+        ),
+        chat(response_format=as_format({"properties": {"minimum": {"type": "number"}, "maximum": True}})),
+        chat(response_format=as_format({"pattern": "(" * 256 + "a" + ")" * 256})),
+        chat(response_format=as_format(chained(1000))),
+        chat(response_format=as_format({"anyOf": [{"$ref": "#/$defs/a"}] * 5000, "$defs": {"a": {}}})),
         chat(n=128, response_format=as_format(tool("t", 50)["function"]["parameters"])),
         orjson.dumps({"messages": [{"role": "user", "content": "a long message"}] * 10_000}),
     ):
@@ -126,6 +157,12 @@ def test_an_ordinary_echo_passes() -> None:
             chat(response_format=as_format({"const": 2**63})).replace(b"9223372036854775808", b"9" * 30),
             "response_format",
         ),
+        (
+            chat(response_format=as_format({"minimum": 5, "minLength": 5, "maxLength": 5})).replace(
+                b"5", b"5" * 4000
+            ),
+            "response_format",
+        ),
         (b'{"messages": [{"content": "a"}]}', "messages[0].role"),
         (chat(tools=[tool("t", 1)] * 1025), "tools"),
         (chat(tools=[tool("t", 300)] * 60), "tools"),
@@ -141,6 +178,28 @@ def test_an_ordinary_echo_passes() -> None:
         (
             chat(tools=[{"type": "function", "function": {"name": "f", "parameters": counting(201)}}]),
             "tools",
+        ),
+        (chat(response_format=as_format({"pattern": "^(ab){1,1415}$"})), "response_format"),
+        (chat(response_format=as_format({"pattern": "^" + "a?" * 1415 + "$"})), "response_format"),
+        (chat(response_format=as_format({"pattern": "^((a?){40}){40}$"})), "response_format"),
+        (
+            chat(
+                response_format=as_format(
+                    {"properties": {f"p{i}": {"pattern": "^a{1,500}$"} for i in range(9)}}
+                )
+            ),
+            "response_format",
+        ),
+        (chat(response_format=as_tag({"type": "regex", "pattern": "[a-z]{1,5000}"})), "response_format"),
+        # 140 ranges of 18 digits on either end, and 17 ends of 309 digits
+        (
+            chat(response_format=as_format({"anyOf": [{"minimum": -(10**17), "maximum": 10**17}] * 140})),
+            "response_format",
+        ),
+        (chat(response_format=as_format({"anyOf": [{"exclusiveMaximum": 1e308}] * 17})), "response_format"),
+        (
+            chat(response_format=as_format({"properties": {f"p{i}": {"maxLength": i} for i in range(41)}})),
+            "response_format",
         ),
         # what freezes its core while the answer is generated
         (chat(response_format=as_format({"pattern": "^(a{1,101}){1,100}$"})), "response_format"),
@@ -183,7 +242,7 @@ def test_an_ordinary_echo_passes() -> None:
         (grammar(f'root ::= ("a"{{1,{99:030}}}){{1,{999:030}}}'), "response_format"),
         # the product is no number that Python prints
         (grammar("root ::= a" + f"{{{10**17}}}" * 400), "response_format"),
-        (chat(tools=[{"pattern": "(" * 400 + "a" + f"{{{10**17}}})" * 400}]), "tools"),
+        (chat(tools=[{"pattern": "(" * 200 + "a" + f"{{{10**17}}})" * 200}]), "tools"),
         # a form around another one repeats the other's text
         (
             chat(
@@ -198,6 +257,11 @@ def test_an_ordinary_echo_passes() -> None:
             ),
             "response_format",
         ),
+        # what engines read by recursion, until their stack is full
+        (chat(response_format=as_format({"pattern": "(" * 257 + "a" + ")" * 257})), "response_format"),
+        (chat(response_format=as_format({"pattern": "(a)" * 9 + "(" * 50_000})), "response_format"),
+        (chat(response_format=as_format(chained(2500))), "response_format"),
+        (chat(tools=[{"type": "function", "function": {"name": "f", "parameters": chained(2500)}}]), "tools"),
         (chat(tools=[{"x": 1}]).replace(b'{"x":1}', b'{"x":NaN}'), "tools"),
         (chat(chat_template_kwargs={"x": 1}).replace(b'{"x":1}', b'{"x":1e999}'), "chat_template_kwargs"),
         (
@@ -221,19 +285,37 @@ def test_what_a_chat_may_not_ask_for(body: bytes, param: str) -> None:
     ],
 )  # fmt: skip
 def test_repeats_inside_one_another(pattern: str, product: int) -> None:
-    assert budget.nested_repeats(pattern) == product
+    assert grammar_cost.repeats_of(pattern).nested == product
+
+
+@pytest.mark.parametrize(
+    ("pattern", "squares"),
+    [
+        ("", 0), ("abc", 0), ("a{5}", 25), ("a{1,5}b{7}", 25 + 49), ("a{5,}", 25), ("a{1}", 0), ("a{0,1}", 0),
+        # the inner one as often as the outer one says: 7 x 25 + 49
+        ("(a{5}){7}", 224), ("(a{5}b{3}){2}c", 2 * (25 + 9) + 4), ("(a{5}|(b{3}))", 34),
+        # three optional parts; `+` counts, too, and so does a lazy repeat
+        ("a?b*c+", 9), ("(a?b?){3}", 36 + 9), ("((a?){2}b*){3}", 81 + 3 * 4 + 9), ("[?*+]?", 1), (r"\?", 0),
+        # what is read in another way
+        ("a{1,99999}", 99_999**2), ("a{1,100000}", 0), ("b{3}a{2,999999}", 9),
+        # groups that are never closed or opened
+        ("(a{2}(b?", 5), ("a{2})b?", 5),
+    ],
+)  # fmt: skip
+def test_squares_of_repeats(pattern: str, squares: int) -> None:
+    assert grammar_cost.repeats_of(pattern).squares == squares
 
 
 @pytest.mark.parametrize(("pattern", "product"), [("a", 1), ("a{5}", 35), ("(a{5}b{3}){2}c{20}", 140)])
 def test_a_pattern_is_repeated_by_what_is_around_it(pattern: str, product: int) -> None:
-    assert budget.nested_repeats(pattern, 7) == product
+    assert grammar_cost.repeats_of(pattern, 7).nested == product
 
 
 @pytest.mark.parametrize("text", ["[", "[\\", "(", "{", "{1", "{1,", "\\"])
 def test_no_character_of_a_pattern_or_grammar_is_looked_at_again_and_again(text: str) -> None:
     """The test would take an hour if some were."""
     long = text * (budget.MAX_SCHEMA_CHARS // len(text) - 10)
-    assert budget.nested_repeats(long) == 1
+    assert grammar_cost.repeats_of(long).nested == 1
     assert budget.check_schema({"grammar": long}, "x") > 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import resource
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -316,8 +317,53 @@ async def test_a_connection_too_many_gets_503_and_probes_get_their_answers(tmp_p
         await made.idle()
 
 
-async def test_connections_that_idle_make_way_the_oldest_first(tmp_path: Path) -> None:
+async def test_half_sent_requests_make_way_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two addresses could otherwise keep everybody out by halves of requests."""
+    monkeypatch.setattr(crowd, "GIVES_WAY_S", 0.0)
+    async with rig(tmp_path, pair(tmp_path), config(max_connections=3)) as made:
+
+        async def connect(host: int) -> Client:
+            address = (f"127.0.0.{host}", 0)
+            return Client(*await asyncio.open_connection("127.0.0.1", made.listener.port, local_addr=address))
+
+        connections = made.listener._server.server_state.connections  # type: ignore[union-attr]
+        halves: list[Client] = []
+        for count, part in enumerate((raw("GET", "/version")[:20], SHORT[:-1], SHORT[:-1]), 1):
+            halves.append(await connect(2))
+            halves[-1].send(part)
+            await until(
+                lambda count=count: sum(one._gives_way for one in connections) == count,  # type: ignore[misc]
+                "half a request that has been looked at",
+            )
+        # half a head, then half a body: the oldest goes
+        for half in halves[:2]:
+            new = await connect(3)
+            assert await half.rest() == b""
+            new.send(SHORT)
+            assert (await new.answer())[0] == 200
+            new.leave()
+            await until(lambda: len(connections) < 3, "a connection less")
+            halves.append(await connect(2))
+            halves[-1].send(SHORT[:-1])
+            await until(lambda: sum(one._gives_way for one in connections) == 3, "another half")
+        assert refusals(made, "connections") == 2
+        # one that becomes complete is answered and has its place
+        halves[2].send(SHORT[-1:])
+        assert (await halves[2].answer())[0] == 200
+        await until(lambda: sum(one._gives_way for one in connections) == 2, "a whole request")
+        for half in halves:
+            half.leave()
+        await made.idle()
+
+
+async def test_connections_that_idle_make_way_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two addresses could otherwise keep everybody out by connections that do nothing."""
+    # half a request keeps its place here, however slow the machine is
+    monkeypatch.setattr(crowd, "GIVES_WAY_S", math.inf)
     hosts = iter(range(2, 20))
     bounds = config(max_connections=3, max_connections_per_address=1)
     async with rig(tmp_path, pair(tmp_path, auto=False), bounds) as made:

@@ -135,6 +135,24 @@ async def test_silent_connections_leave_other_addresses_room(tmp_path: Path, cro
             other.leave()
 
 
+async def test_silent_handshakes_make_way_for_other_addresses(
+    tmp_path: Path, crowds: list[Crowd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowd, "GIVES_WAY_S", 0.0)
+    async with https(tmp_path, max_connections=2) as made:
+        with silent(made) as connect:
+            first, second = connect(), connect()
+            await until(lambda: sum(len(one._arriving) for one in crowds) == 2, "two silent handshakes")
+            other = await client(tmp_path, made, local_addr=("127.0.0.2", 0))
+            other.send(SHORT)
+            assert (await other.answer())[0] == 200
+            await ended(first)
+            assert is_open(second)
+            assert refusals(made, "connections") == 1
+            assert count(crowds) == (2, 2)
+            other.leave()
+
+
 async def test_a_silent_handshake_ends_in_time(tmp_path: Path, crowds: list[Crowd]) -> None:
     async with https(tmp_path, SHORT_S) as made:
         with silent(made) as connect:

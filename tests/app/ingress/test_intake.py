@@ -187,6 +187,40 @@ async def test_few_long_prompts_wait_and_short_ones_pass(
         await made.idle()
 
 
+async def test_long_prompts_of_one_tenant_leave_room_and_threads_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    config = IngressConfig(
+        served_names=(MODEL,),
+        offload_prompt_chars=100,
+        tokenise_threads=1,
+        max_tokenising_chars=1000,
+        sweep_interval_s=0.02,
+    )
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+
+        def send(letter: str, user: str) -> asyncio.Task[httpx.Response]:
+            path, body = prompt(f"{letter} " * 125)
+            return asyncio.create_task(made.client.post(path, json=body | {"user": user}))
+
+        # four prompts of 250 characters fill the room
+        greedy = [send("a", "greedy")]
+        await until(lambda: gate.texts)
+        greedy += [send("b", "greedy") for _ in range(3)]
+        await until(lambda: made.app.in_flight == 4)
+        other = send("c", "other")
+        await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = [await one for one in greedy if one.done()]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokenising_full")
+        gate.open.set()
+        answers = await asyncio.gather(*greedy, other)
+        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429]
+        # the other one begins level with the greedy one, whose second prompt waits longer
+        assert [text[0] for text in gate.texts] == ["a", "b", "c", "b"]
+        await made.idle()
+
+
 async def test_a_long_prompt_does_not_wait_for_what_others_do_in_threads(tmp_path: Path) -> None:
     config = IngressConfig(served_names=(MODEL,), offload_prompt_chars=100, sweep_interval_s=0.02)
     go_on, loop = threading.Event(), asyncio.get_running_loop()

@@ -231,6 +231,56 @@ async def test_a_client_of_openai_kills_two_engines_and_not_six(tmp_path: Path) 
         await made.idle()
 
 
+async def test_a_request_that_killed_two_engines_is_refused_when_it_is_sent_again(tmp_path: Path) -> None:
+    engines: list[ScriptedEngine] = [Mortal(f"c{n}", "colocated", tmp_path, auto=False) for n in range(4)]
+    async with rig(tmp_path, engines) as made:
+        killed = []
+        # the same again, then of another tenant, with another parameter, and with another prompt
+        for more in (
+            {},
+            {},
+            {"user": "another"},
+            {"top_k": 3},
+            {"messages": [{"role": "user", "content": "x"}]},
+        ):
+            answer = await post(made, **more)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "request_kills_engines")
+            assert answer.headers["x-should-retry"] == "false"
+            killed.append(sum(len(engine.of(wire.Decode)) for engine in engines))
+        assert killed == [2, 2, 4, 6, 8]
+        assert made.metric("sluice_killers_refused_total") == 1
+        await made.idle()
+
+
+@pytest.mark.parametrize("comes_through", [True, False])
+async def test_deaths_under_two_sends_of_a_request_add_up_unless_one_between_them_comes_through(
+    tmp_path: Path, comes_through: bool
+) -> None:
+    engines = [ScriptedEngine(f"c{n}", "colocated", tmp_path, auto=False) for n in range(4)]
+    async with rig(tmp_path, engines, IngressConfig((MODEL,), max_retries=0, sweep_interval_s=0.02)) as made:
+
+        async def sent(dies: bool) -> str | None:
+            """Sends the request to an engine that dies of it, or that completes it; returns the error's code."""
+            task = post(made)
+            await until(lambda: made.connections.live, "a request under way")
+            (attempt_id,) = made.connections.live
+            await until(lambda: any(attempt_id in engine.live for engine in engines), "an engine that has it")
+            (engine,) = (engine for engine in engines if attempt_id in engine.live)
+            if dies:
+                del engine.live[attempt_id]
+                engine.send(wire.Failed(attempt_id, "decode", "engine_dead", "it has died", True))
+            else:
+                engine.token(attempt_id, finish="stop")
+            answer = await task
+            return answer.json()["error"]["code"] if answer.status_code != 200 else None
+
+        assert await sent(dies=True) == "engine_dead"
+        if comes_through:
+            assert await sent(dies=False) is None
+        assert await sent(dies=True) == ("engine_dead" if comes_through else "request_kills_engines")
+        await made.idle()
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [

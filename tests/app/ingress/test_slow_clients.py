@@ -244,6 +244,39 @@ def test_what_idles_makes_way_in_its_order_but_for_nobody_beyond_a_limit_of_its_
     assert ended == ["a", "b"]
 
 
+def test_what_arrives_for_long_makes_way_where_nothing_idles_but_not_for_an_address_with_more() -> None:
+    ended: list[str] = []
+    refused: list[str] = []
+    here = Crowd(4, 4, refused.append)
+
+    def arrives(name: str, address: str) -> None:
+        here.still_arrives(name, address, lambda: ended.append(name))
+
+    for address in ("a", "b", "b", "b"):
+        assert here.enter(address) is None
+    arrives("a1", "a")
+    for name in ("b1", "b2", "b3"):
+        arrives(name, "b")
+        arrives("a1", "a")
+    # another of b's pushes out its own, and none of a's
+    assert here.enter("b") is None
+    assert ended == ["b1"]
+    here.leave("b")
+    assert here.enter("c") is None
+    assert ended == ["b1", "a1"]
+    here.leave("a")
+    # what idles goes first, and what is complete does not go
+    here.idles("c1", lambda: ended.append("c1"))
+    here.works("b2")
+    assert here.enter("d") is None
+    here.leave("c")
+    assert here.enter("d") is None
+    here.leave("b")
+    assert ended == ["b1", "a1", "c1", "b3"]
+    assert here.enter("d") == "connections"
+    assert refused == ["connections"] * 3
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

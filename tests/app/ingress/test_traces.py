@@ -32,7 +32,7 @@ class Taken:
     def __init__(self) -> None:
         self.answered: list[Answered] = []
 
-    def begin(self, path: str, traceparent: str | None) -> Kept:
+    def begin(self, path: str, traceparent: str | None, wants_times: bool) -> Kept:
         return Kept(drawn_place(), True)
 
     def take(self, answered: Answered) -> None:

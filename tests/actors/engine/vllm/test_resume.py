@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason  # noqa: E402
 from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 
 from actors.engine.leases import AttemptLeases  # noqa: E402
-from actors.engine.vllm import runner  # noqa: E402
+from actors.engine.vllm import runner, tools  # noqa: E402
 from actors.engine.vllm.config import SCHEDULERS, VllmEngineConfig  # noqa: E402
 from actors.engine.vllm.connector import DUE, ENDS  # noqa: E402
 from actors.engine.vllm.resume import output_before, resumed_seed  # noqa: E402
@@ -306,6 +306,22 @@ async def test_tool_calls_are_the_same_wherever_they_are_cut(model: SmallModel, 
         assert len(client.calls) == 2
         assert rest[-1].finish == pieces[-1].finish == "tool_calls"
         assert sum(piece.n_tokens for piece in rest) == len(ids) - k
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_an_answer_with_too_many_tool_calls_ends(
+    model: SmallModel, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The parsers read all of them again at each token."""
+    monkeypatch.setattr(tools, "MAX_CALLS", most)
+    rig, ids = Rig(model), [*model.tokens(CALLS), model.tokenizer.eos_token_id]
+    pieces = await rig.decode(ids, FinishReason.STOP, {}, chat=CHAT)
+    assert len(Client(pieces).calls) == most
+    if most == 2:
+        assert pieces[-1].finish == "tool_calls"
+    else:
+        assert rig.sink.failed_with() == ("bad_output", None, False)
+    assert not rig.runner.busy
 
 
 THOUGHT = "Here is my thought process: it rains in \u4f60\u597d often. Here is my response: Take an umbrella."
