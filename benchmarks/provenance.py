@@ -35,7 +35,6 @@ MISSING = frozenset(
         "experiments/forecast_value.json",
         "experiments/netkv/netkv_columns.json",
         "experiments/netkv/netkv_fit.json",
-        "experiments/netkv/netkv_flows.json",
         "experiments/netkv/netkv_grid.json",
         "experiments/netkv/netkv_memory.json",
         "experiments/netkv/netkv_predict.json",
