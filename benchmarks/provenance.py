@@ -31,7 +31,6 @@ MISSING = frozenset(
         "experiments/deepflow_load_tuning.json",
         "experiments/deepflow_locality.json",
         "experiments/deepflow_map.json",
-        "experiments/deepflow_online.json",
         "experiments/forecast_value.json",
         "experiments/netkv/netkv_columns.json",
         "experiments/netkv/netkv_fit.json",
