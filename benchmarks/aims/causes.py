@@ -207,6 +207,19 @@ CAUSES: Mapping[str, Mapping[str, Cause]] = {
     },
     "mfs_dense": {"agent: in time at *, MFS* vs karuna": _HIGHEST_RATE},
     "flowkv_hetero": {"*: E2E below colocated": _COLOCATED},
+    "deepflow_online": {
+        "2P2D: TPOT below colocated at 0.2/s": Cause(
+            "About one request is there at a time, so hardly a prompt interrupts a decode on colocated engines, and two"
+            " sequences share a step the more often the fewer engines decode: by 0.04 ms on two, 0.22 ms on one.",
+            _NUMBERS,
+        ),
+        "2P2D over colocated: rate within the SLA, TPOT and TTFT *": Cause(
+            "Two prefill engines compute 6.2 requests/s at most, and four colocated ones 12.5. TTFT exceeds the limit"
+            " before the colocated engines' TPOT does. The paper prints no limit on TTFT; without one disaggregation"
+            " holds every rate that ran.",
+            _NUMBERS,
+        ),
+    },
 }
 """Causes for which a paper's figure was not reached, by experiment and by a pattern of the row's name (`fnmatch`). Of
 several patterns that match, the first counts.
