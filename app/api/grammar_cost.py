@@ -1,4 +1,4 @@
-"""What a schema, or a form of a structural tag, may cost the engine that makes a grammar of it.
+"""Bounds on what a schema, or a form of a structural tag, costs the engine that makes a grammar of it.
 
 xgrammar reads a schema in the event loop of an engine and compiles it in a thread that others wait for, and a grammar
 that can read a text in many ways slows every step of the engine's core. The bounds are on what was found to take long.
