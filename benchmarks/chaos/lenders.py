@@ -16,6 +16,7 @@ two seconds. A round has each of these faults of the lender once, in an order by
     stopped, long    it is stopped until the answer has come
     cut              the link to it is down for 5 s while its prefix is read
     cut, long        the link is down until the answer has come
+    reset            the connections to it are reset while its prefix is read
 
 A fault in the middle of a read begins when a quarter of the prefix has come over the link, by the counter of its
 device. What was killed is started again after half a second. Whatever the fault, the borrower must give the undisturbed
@@ -23,8 +24,8 @@ answer in the same attempt: from the prefix if it still comes, else from the pro
 is then sent to it once more, so that its cache is judged, too.
 
 A prompt that the lender is to compute may be tried again at the other prefill engine: after a long cut the decode
-engine's connection to the lender may be dead, which its next read finds out. Such a prompt cannot be lent. It is
-counted, and the next one is taken.
+engine's connection to the lender may be dead, which its next read finds out at its beginning or in its middle. Such a
+prompt cannot be lent. It is counted, and the next one is taken.
 
 Kept of each fault: the shares of the prefix that had come at the fault and in all, how the loan ended by the ingress's
 counter, further attempts, whether both answers were the undisturbed one up to near ties, the seconds from the fault to
@@ -76,7 +77,8 @@ PROMPTS_PER_ROUND = 10_000
 PROMPTS_LEFT_OUT = 5
 
 IN_THE_LEASE = "lending"
-KINDS = (IN_THE_LEASE, "killed", "stopped", "stopped, long", "cut", "cut, long")
+RESET = "reset"
+KINDS = (IN_THE_LEASE, "killed", "stopped", "stopped, long", "cut", "cut, long", RESET)
 
 
 @dataclass(slots=True)
@@ -278,6 +280,8 @@ class Round:
                 await asyncio.wait([asked], timeout=last_s)
             finally:
                 hosts.pair.prefill.link("up")
+        elif kind == RESET:
+            hosts.pair.reset()
         elif kind:
             await hosts.kill(LENDER, tree)
             await asyncio.sleep(RESTART_S)

@@ -40,6 +40,12 @@ class Pair:
         (found,) = json.loads(self.decode.run(["ip", "-s", "-j", "link", "show", DEVICE]))
         return int(found["stats64"]["rx"]["bytes"])
 
+    def reset(self) -> None:
+        """Resets the TCP connections that the decode engines' host has made to the other one, as after a network that
+        was cut for longer than TCP waits. Both hosts can make new ones at once.
+        """
+        self.decode.run(["ss", "--kill", "state", "established", "dst", str(self.prefill.address)])
+
 
 @contextlib.contextmanager
 def pair(bits_per_s: int) -> Iterator[Pair]:

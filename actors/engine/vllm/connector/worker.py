@@ -41,6 +41,9 @@ READ_TIMEOUT_S = 10.0
 """Seconds that a read may take beside the time for its bytes: handshake, connection, and a lender that is busy.
 ASSUMPTION: vLLM's handshake gives up after 5 s, and NIXL connects in less."""
 
+DISCONNECTED = "NIXL_ERR_REMOTE_DISCONNECT"
+"""NIXL's words where the connection to another agent has died."""
+
 HOLD_SHARE = 2 / 3
 """Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease
 only as long as the core steps. A request that must end earlier is held until then at most."""
@@ -257,17 +260,26 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._ensure_handshake(**peer)
 
     def _claim(self, meta: ReqMeta) -> None:
-        """Tells the lender that its blocks are about to be read, so that no release frees them."""
+        """Tells the lender that its blocks are about to be read, so that no release frees them. Where the connection to
+        it has died, as one does when the network is cut for longer than TCP waits, the lender is forgotten: then the
+        read begins with a handshake, as with a lender that is new. UCX does not connect a dead endpoint again.
+        """
         remote = meta.remote
         assert remote is not None
+        dead = False
         for agent in self._remote_agents.get(remote.engine_id, {}).values():
             try:
                 self._agent.send_notif(agent, notif_msg=f"HB:{remote.request_id}".encode())
             except Exception as e:
+                dead = dead or DISCONNECTED in str(e)
                 self._log_failure(
                     failure_type="claim_failed", msg="A release may overtake the read", req_id=remote.request_id,
                     error=e, dst_engine_id=remote.engine_id, remote_agent_name=agent,
                 )  # fmt: skip
+        if dead and remote.engine_id not in self._invalid_remote_engines:
+            self._mark_remote_engine_invalid(remote.engine_id, time.perf_counter())
+            # at once, unless other reads from it or a handshake are under way: then this read fails
+            self._cleanup_remote_engines()
 
     def _post_due_reads(self) -> None:
         """Posts the reads held by `hold_reads_s` whose time has come."""

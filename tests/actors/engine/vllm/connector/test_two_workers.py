@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from tests.actors.engine.vllm.connector.two_workers import by_permit, corrupt, plain, seen
+from tests.actors.engine.vllm.connector.two_workers import by_permit, corrupt, disconnected, plain, seen
 from tests.live.vllm_app import cpu_only
 
 pytestmark = cpu_only("the KV of these workers is in host memory, and `integrity` works in no other")
@@ -54,6 +54,18 @@ def test_a_changed_block_fails_the_read_and_the_next_one_is_right() -> None:
     assert result["heard"] == [["flip", False], ["right", True]]
     # before the first read, and once
     assert result["handshakes"] == ["p"]
+
+
+@pytest.mark.timeout(400)
+def test_a_lender_whose_connection_has_died_is_met_again() -> None:
+    # otherwise each read from it would fail for as long as both engines live
+    result = seen(disconnected)
+    assert {name: result[name] for name in ("before", "after", "beside another one", "at last")} == {
+        "before": False, "after": False, "beside another one": True, "at last": False,
+    }  # fmt: skip
+    assert result["same"] is True
+    assert result["kept"] is True
+    assert result["handshakes"] == ["p", "p", "p"]
 
 
 @pytest.mark.timeout(400)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
+from nixl._bindings import nixlRemoteDisconnectError
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -248,6 +249,54 @@ def corrupt(pair: Pair) -> dict[str, Any]:
     seen["heard"] = [[transfer.request_id, transfer.ok] for transfer in heard]
     seen["handshakes"] = asked
     return seen
+
+
+def disconnected(pair: Pair) -> dict[str, Any]:
+    """A read; then the reader's connection to the lender dies, as UCX reports it until the lender is forgotten, and
+    there is a read whose request has told the lender of it in vain, one that begins while another is under way, and one
+    more.
+    """
+    worker, nixl = pair.d.worker, pair.d.worker._agent.nixl
+    send_notif, forgotten = nixl.send_notif, nixl.remove_remote_agent
+    dead: set[str] = set()
+    asked: list[str] = []
+    handshake = worker._nixl_handshake
+
+    def counted(*args: Any) -> Any:
+        asked.append(args[3])
+        return handshake(*args)
+
+    def refused(agent: str, *args: Any, **kwargs: Any) -> Any:
+        if agent in dead:
+            raise nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT")
+        return send_notif(agent, *args, **kwargs)
+
+    def removed(agent: str) -> None:
+        dead.discard(agent)
+        forgotten(agent)
+
+    worker._nixl_handshake = counted
+    nixl.send_notif, nixl.remove_remote_agent = refused, removed
+    seen: dict[str, Any] = {}
+
+    def read(name: str) -> None:
+        pair.read(name, pair.lend(name, [5, 6]), [12, 13])
+        seen[name] = pair.ended(name)["failed"]
+
+    read("before")
+    dead.update(worker._remote_agents["p"].values())
+    read("after")
+    seen["same"] = pair.same([5, 6], [12, 13])
+    # what is in flight over the dead connection still uses its descriptors
+    dead.update(worker._remote_agents["p"].values())
+    in_flight = worker._engines_with_inflight_transfers
+    worker._engines_with_inflight_transfers = lambda: {"p"}
+    read("beside another one")
+    worker._engines_with_inflight_transfers = in_flight
+    seen["kept"] = "p" in worker._remote_agents
+    until(lambda: bool(pair.d.step()) and "p" not in worker._remote_agents)
+    read("at last")
+    return seen | {"handshakes": asked}
 
 
 def by_permit(pair: Pair, agent_pid: int) -> dict[str, Any]:
