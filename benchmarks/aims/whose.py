@@ -112,6 +112,13 @@ NOT_COUNTED: Mapping[str, tuple[NotCounted, ...]] = {
             "Tuned, BR-0 has the paper's own parameters, so the row against BR-0 is the same.",
         ),
     ),
+    "overload_shedding": (
+        NotCounted(
+            ("classes, *", "tenants, *", "shares, *", "conditions of the rule *"),
+            "These are the conditions of one rule, which says what the default is. An option that misses some of them"
+            " misses no aim of ours. Whether the default is what the rule names is counted.",
+        ),
+    ),
     "netkv_staleness": (
         NotCounted(
             ("quiet*",),
