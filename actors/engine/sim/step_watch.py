@@ -2,7 +2,7 @@
 
 A step that ends is a sign of life, and so is a step whose end has not come yet. A clock that rests, because there is
 nothing to compute, would answer a ping; it does not if a fault is what stops it. Where no fault can, nothing is looked
-at until the next step begins, because looks were a fourth of what woke the event loop of an engine without work.
+at until the next step begins, so that looks do not wake an engine without work.
 """
 
 import asyncio

@@ -155,18 +155,21 @@ class Gate:
         monkeypatch.setattr(WordCodec, "encode", held)
 
 
+ONE_THREAD = IngressConfig(
+    served_names=(MODEL,),
+    offload_prompt_chars=100,
+    tokenise_threads=1,
+    max_tokenising_chars=1000,
+    sweep_interval_s=0.02,
+)
+"""Long prompts are those of more than 100 characters; one is tokenised at a time, and 1,000 characters may wait."""
+
+
 async def test_few_long_prompts_wait_and_short_ones_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    config = IngressConfig(
-        served_names=(MODEL,),
-        offload_prompt_chars=100,
-        tokenise_threads=1,
-        max_tokenising_chars=1000,
-        sweep_interval_s=0.02,
-    )
-    async with rig(tmp_path, pair(tmp_path), config) as made:
+    async with rig(tmp_path, pair(tmp_path), ONE_THREAD) as made:
 
         def send(text: str) -> asyncio.Task[httpx.Response]:
             path, body = prompt(text)
@@ -191,14 +194,7 @@ async def test_long_prompts_of_one_tenant_leave_room_and_threads_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    config = IngressConfig(
-        served_names=(MODEL,),
-        offload_prompt_chars=100,
-        tokenise_threads=1,
-        max_tokenising_chars=1000,
-        sweep_interval_s=0.02,
-    )
-    async with rig(tmp_path, pair(tmp_path), config) as made:
+    async with rig(tmp_path, pair(tmp_path), ONE_THREAD) as made:
 
         def send(letter: str, user: str) -> asyncio.Task[httpx.Response]:
             path, body = prompt(f"{letter} " * 125)
