@@ -1,4 +1,5 @@
-"""The pre-warmed processes of one node. A new one is made for each that was taken or has died.
+"""The pre-warmed processes of one node. A new one is made for each that was taken or has died, and for one whose share
+of the cores is not the one that the next engine will claim.
 
 One that was taken keeps its place until the engine in it has started (`process.started`): on a node with few cores the
 imports of its successor would slow down the very start for which it waited, however low their priority is, because
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from actors.engine.cores import claimed, least_crowded
 from actors.environment import changeable
 from actors.private_folder import make_private
-from app.prewarmed.launcher import STARTING, SUFFIX
+from app.prewarmed.launcher import STARTING, SUFFIX, handed_over
 
 log = logging.getLogger("ray.serve")
 
@@ -29,14 +30,22 @@ START_S = 60.0
 """Longest time for which a process that was taken keeps its place. ASSUMPTION: an engine that starts for longer waits
 for a disk, a network or a GPU, and leaves the cores to imports."""
 
+MISPLACED_S = 5.0
+"""Seconds for which a less crowded share must have been there before a process that waits is made anew for it.
+ASSUMPTION: longer than an engine takes to claim its share, and short beside a start."""
+
 
 @dataclass(slots=True)
 class Member:
-    """A process of the pool with its share of the cores. It waits once its socket is there."""
+    """A process of the pool with its share of the cores. It waits once its socket is there. `misplaced_at_s` is since
+    when a less crowded share has been there without a break; `ends` says that it was told to end for this.
+    """
 
     process: "subprocess.Popen[bytes]"
     cores: tuple[int, ...] | None
     waits: bool = False
+    misplaced_at_s: float | None = None
+    ends: bool = False
 
 
 class Taken(NamedTuple):
@@ -60,7 +69,9 @@ class Pool:
     """Keeps `size` processes. `start` makes one for a share of the cores; `folder` is where they wait.
 
     A share is chosen as a replica would choose one that starts then (`actors.engine.cores`), which the processes that
-    wait are counted for. All calls must come from one thread: processes die with the thread that made them.
+    wait are counted for. When an engine has ended, its share may be the better one: a process that waits for another
+    share would then have its core spawned anew by the next start, so it is replaced. All calls must come from one
+    thread: processes die with the thread that made them.
     """
 
     def __init__(
@@ -92,6 +103,9 @@ class Pool:
         self._starting = [taken for taken in self._starting if self._starts(taken)]
         # one at a time: imports of several would only slow one another
         importing = any(not member.waits for member in self._members)
+        # an engine that starts has not claimed its share yet
+        if not importing and not self._starting:
+            self._displace()
         missing = len(self._members) + len(self._starting) < self._size
         if missing and not importing and self._clock() >= self._not_before_s:
             cores = self._share()
@@ -117,11 +131,15 @@ class Pool:
         socket = self._socket(member)
         if member.process.poll() is not None:
             self._members.remove(member)
-            self._died += 1
             socket.unlink(missing_ok=True)
+            if member.ends:
+                return
+            self._died += 1
             log.warning("pre-warmed process %d ended (%s)", member.process.pid, member.process.returncode)
             if not member.waits:
                 self._make_later()
+        elif member.ends:
+            return
         elif not member.waits:
             if socket.exists():
                 member.waits = True
@@ -131,6 +149,22 @@ class Pool:
             self._gone.append(member.process)
             self._starting.append(Taken(member.process, self._clock()))
             self._taken += 1
+
+    def _displace(self) -> None:
+        """Tells one process to end that has waited for `MISPLACED_S` beside a less crowded share."""
+        now_s = self._clock()
+        for member in self._members:
+            if member.cores is None or self._share(member) == member.cores:
+                member.misplaced_at_s = None
+            elif member.misplaced_at_s is None:
+                member.misplaced_at_s = now_s
+        for member in self._members:
+            late = member.misplaced_at_s is not None and now_s - member.misplaced_at_s >= MISPLACED_S
+            # it hears the pool as it hears a launcher, so it cannot be taken and told to end at once
+            if late and not member.ends and handed_over(self._socket(member), []):
+                log.info("pre-warmed process %d is made anew for other cores", member.process.pid)
+                member.ends = True
+                return
 
     def _starts(self, taken: Taken) -> bool:
         """Returns whether the engine in a process that was taken is still starting."""
@@ -146,13 +180,15 @@ class Pool:
     def _socket(self, member: Member | Taken) -> Path:
         return self._folder / f"{member.process.pid}{SUFFIX}"
 
-    def _share(self) -> tuple[int, ...] | None:
+    def _share(self, of: Member | None = None) -> tuple[int, ...] | None:
+        """Returns the share for a new process, or for one of the pool if it could be moved; None without shares."""
         if not self._shares:
             return None
         load = claimed(self._claims)
         for member in self._members:
-            load.update(member.cores or ())
-        return least_crowded(self._shares, load)
+            if member is not of:
+                load.update(member.cores or ())
+        return least_crowded(self._shares, load, preferred=None if of is None else of.cores)
 
 
 def start_process(code: str, settings: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":

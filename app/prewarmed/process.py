@@ -62,7 +62,9 @@ class Settings(Strict):
 
 
 class Order(NamedTuple):
-    """A worker's command, with its environment, its working directory and its standard streams."""
+    """A worker's command, with its environment, its working directory and its standard streams. An empty command tells
+    the process to end.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -127,7 +129,9 @@ def import_all(modules: tuple[str, ...]) -> None:
 
 
 def wait(path: Path, prepared: Prewarmed) -> Order | None:
-    """Waits at a socket at `path` until a launcher comes, and returns its order; None if `prepared` has ended."""
+    """Waits at a socket at `path` until a launcher comes, and returns its order; None if `prepared` has ended, or the
+    pool has told this process to.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         # it appears under its name only when it listens
         made = path.with_suffix(".new")
@@ -145,6 +149,8 @@ def wait(path: Path, prepared: Prewarmed) -> Order | None:
                     launcher.settimeout(ANSWER_S)
                     with contextlib.suppress(OSError, ValueError):
                         order = heard(launcher)
+                        if order is not None and not order.command:
+                            return None
                         if order is not None:
                             path.rename(path.with_suffix(STARTING))
                             return order

@@ -59,6 +59,7 @@ from typing import Any
 import httpx
 import psutil
 
+from app.prewarmed.pool import MISPLACED_S
 from benchmarks.live import machine as record
 from benchmarks.live import scaling_report as report
 from benchmarks.live.fleet import Answer
@@ -84,6 +85,7 @@ STORAGE_PATH = "RAY_gcs_storage_path"
 PLAIN = {"overlap_imports": False, "preload_weights": False}
 """The options of vLLM engines without what shortens their starts."""
 WAITING = 'sluice_router_prewarmed_processes{state="waiting"}'
+SETTLED_S = 2 * MISPLACED_S
 RETRIES, EXPIRED = "sluice_retries_total", "sluice_engine_leases_expired_total"
 _libc = CDLL(None, use_errno=True)
 
@@ -515,7 +517,7 @@ def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
             for _ in range(setup.starts):
                 for way in ways:
                     if prewarmed:
-                        made.fleet.wait(lambda: waiting(made) >= 1, "a pre-warmed process waits", START_S)
+                        made.fleet.wait(settled(made), "a pre-warmed process waits", START_S)
                     (evict if way in report.EVICTED else read_whole)(folder)
                     runs.append(one_start(made, server, way, {"c active": 1}))
                     total_s = sum(runs[-1]["steps"].values())
@@ -529,9 +531,22 @@ def starts(setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     return {"runs": runs}
 
 
-def waiting(made: App) -> float:
-    """Returns the number of pre-warmed processes that wait."""
-    return made.fleet.metric(WAITING)
+def settled(made: App) -> Callable[[], bool]:
+    """Returns a function that says whether a pre-warmed process has waited for `SETTLED_S` without a break. The engine
+    of the start before has just stopped, and the process may be made anew for its cores.
+    """
+    since_s: float | None = None
+
+    def holds() -> bool:
+        nonlocal since_s
+        now_s = time.monotonic()
+        if made.fleet.metric(WAITING) < 1:
+            since_s = None
+        elif since_s is None:
+            since_s = now_s
+        return since_s is not None and now_s - since_s >= SETTLED_S
+
+    return holds
 
 
 PARTS: dict[str, Callable[[Setup, Callable[[str], None]], dict[str, Any]]] = {

@@ -10,8 +10,8 @@ import pytest
 
 from actors.engine.cores import claim
 from app.prewarmed.launcher import STARTING
-from app.prewarmed.pool import RETRY_S, START_S, Counts, Pool
-from tests.app.prewarmed.waiting import socket_of, until
+from app.prewarmed.pool import MISPLACED_S, RETRY_S, START_S, Counts, Pool
+from tests.app.prewarmed.waiting import socket_of, started, until, until_waiting
 
 SHARES = ((0,), (1,))
 
@@ -187,6 +187,90 @@ def test_processes_are_made_for_the_shares_that_the_next_engines_will_claim(tmp_
         assert rig.pool.look() == Counts(2, 0, 0, 0)
         # core 0 has an engine; core 1 gets the first, and then both have one
         assert [cores for _, cores in rig.made] == [(1,), (0,)]
+    finally:
+        held.release()
+        for number in range(len(rig.made)):
+            rig.kill(number)
+
+
+class RealRig(Rig):
+    """A pool whose processes are those of `waiting`, in which nothing is replaced by the test."""
+
+    def _start(self, cores: tuple[int, ...] | None) -> "subprocess.Popen[bytes]":
+        process = started(self.folder, cores)
+        self.made.append((process, cores))
+        return process
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[RealRig]:
+    made = RealRig(tmp_path)
+    yield made
+    for number in range(len(made.made)):
+        made.kill(number)
+
+
+def waits(rig: Rig, number: int) -> None:
+    """Has the pool see that a process of it waits."""
+    until_waiting(rig.folder, rig.made[number][0].pid)
+    assert rig.pool.look().waiting == 1
+
+
+def test_one_that_waits_for_other_cores_than_the_next_engine_claims_is_made_anew(real: RealRig) -> None:
+    """Two engines run when it is made, and then the one of the other core ends."""
+    first, second = (claim(SHARES, 0, real.claims) for _ in range(2))
+    assert (first.cores, second.cores) == ((0,), (1,))
+    try:
+        real.pool.look()
+        waits(real, 0)
+        second.release()
+        real.pool.look()
+        real.now_s = MISPLACED_S - 0.1
+        assert real.pool.look() == Counts(1, 0, 0, 0)
+        real.now_s = MISPLACED_S
+        until(lambda: real.pool.look() == Counts(0, 1, 0, 0), "one is made anew")
+        assert real.made[0][0].poll() is not None
+        waits(real, 1)
+        assert [cores for _, cores in real.made] == [(0,), (1,)]
+        real.now_s *= 3
+        assert real.pool.look() == Counts(1, 0, 0, 0)
+    finally:
+        first.release()
+        second.release()
+
+
+def test_one_that_waits_stays_where_a_share_is_free_for_a_moment(real: RealRig) -> None:
+    """An engine that ends is often replaced at once."""
+    first, second = (claim(SHARES, 0, real.claims) for _ in range(2))
+    try:
+        real.pool.look()
+        waits(real, 0)
+        for _ in range(3):
+            second.release()
+            real.pool.look()
+            real.now_s += MISPLACED_S - 0.1
+            second = claim(SHARES, 0, real.claims)
+            assert second.cores == (1,)
+            assert real.pool.look() == Counts(1, 0, 0, 0)
+        assert len(real.made) == 1
+    finally:
+        first.release()
+        second.release()
+
+
+def test_none_is_made_anew_while_an_engine_starts_that_has_claimed_nothing_yet(tmp_path: Path) -> None:
+    rig = RealRig(tmp_path, size=2)
+    held = claim(SHARES, 0, rig.claims)
+    try:
+        for number in range(2):
+            rig.pool.look()
+            until_waiting(rig.folder, rig.made[number][0].pid)
+        assert rig.pool.look() == Counts(2, 0, 0, 0)
+        assert [cores for _, cores in rig.made] == [(1,), (0,)]
+        rig.starting(0)
+        for rig.now_s in (0.0, MISPLACED_S, 2 * MISPLACED_S):
+            assert rig.pool.look() == Counts(1, 0, 1, 0)
+        assert len(rig.made) == 2
     finally:
         held.release()
         for number in range(len(rig.made)):
