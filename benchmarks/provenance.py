@@ -37,7 +37,6 @@ MISSING = frozenset(
         "peers/gpu.json",
         "peers/peers.json",
         "peers/real.json",
-        "scaling_live/steps.json",
         "streams/streams.json",
         "watching/page.json",
         "watching/walk.json",
