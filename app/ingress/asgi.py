@@ -362,16 +362,16 @@ class IngressApp:
         context = self._context()
         if plan.engine_chat is not None:
             self._intake.check_tools(self.connections.decoding_features())
-        work = self.requests.work
+        work, tenant = self.requests.work, plan.unnamed or plan.terms.tenant
         # before the prompts cost time; their tokens may still be too many
         held = held_of(plan.prompts, (), plan.n, plan.kept_bytes)
-        work.check(held)
+        work.check(held, tenant=tenant)
         size += PROMPT_CHARS * (len(plan.prompts) - 1)
         if size <= self.config.offload_prompt_chars:
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             prompts = self._intake.prepare(plan, context)
             held = held_of(plan.prompts, prompts.tokens, plan.n, plan.kept_bytes)
-            work.check(held)
+            work.check(held, tenant=tenant)
             grant = None
             if caller is not None and self._gate is not None and not self._gate.waits:
                 grant = self._gate.admit_here(caller, plan, prompts)
@@ -386,7 +386,7 @@ class IngressApp:
             if caller is not None and self._gate is not None:
                 # what its key will not admit in the end takes no thread's time from others
                 self._gate.check(caller, least_need_of(plan, self._intake.fewest_tokens(plan)))
-            turn = self._intake_threads.take(size, plan.unnamed or plan.terms.tenant)
+            turn = self._intake_threads.take(size, tenant)
             parsed_s = self.connections.now_s() if request_id.wants_times else None
             exchange = self._open(plan, reply, request_id, started_s, parsed_s)
             exchange.hold(held)

@@ -54,9 +54,8 @@ class HttpExchange:
 
     __slots__ = (
         "_choices", "_client_request_id", "_code", "_ended_s", "_finish", "_first_s", "_grant", "_held", "_held_bytes",
-        "_id",
-        "_kept", "_limits", "_live", "_open", "_pending", "_requests", "_sent",
-        "_started_s", "_tokens", "_writer", "_written_s", "closed", "envelope", "plan", "reply", "request_id",
+        "_id", "_kept", "_limits", "_live", "_open", "_pending", "_requests", "_sent", "_started_s",
+        "_tenant", "_tokens", "_writer", "_written_s", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +78,7 @@ class HttpExchange:
         self._sent = False  # some output; comments are none
         self._held_bytes = 0
         self._held = NOTHING
+        self._tenant = plan.unnamed or plan.terms.tenant
         self._written_s = started_s
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
@@ -109,8 +109,8 @@ class HttpExchange:
         if self.closed:
             return
         work = self._requests.work
-        work.check(held, self._held)
-        work.change(self._held, held)
+        work.check(held, self._held, self._tenant)
+        work.change(self._held, held, self._tenant)
         self._held = held
 
     def begin(self, prompts: Prompts, grant: Grant | None = None) -> None:
@@ -132,7 +132,7 @@ class HttpExchange:
         if plan.stream:
             self._writer = StreamWriter(self.envelope)
         session = session_digest(plan.terms.session, self._requests.connections.salt)
-        terms = plan.terms._replace(session=session, tenant=plan.unnamed or plan.terms.tenant)
+        terms = plan.terms._replace(session=session, tenant=self._tenant)
         self._open = len(tokens)
         # the prompt has been made of it
         plan.request = None
@@ -369,7 +369,7 @@ class HttpExchange:
         if self._held_bytes:
             requests.answers.hold(self, 0)
         requests.closed(self)
-        requests.work.change(self._held, NOTHING)
+        requests.work.change(self._held, NOTHING, self._tenant)
         self._held = NOTHING
         metrics, request_class = requests.metrics, self.plan.terms.request_class
         metrics.answered(code, request_class)

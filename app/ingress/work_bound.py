@@ -3,6 +3,10 @@
 A request has a sequence for each choice of each of its prompts. Its prompts are kept from their arrival to the end of
 its answer, because another engine may have to compute them again. So are its options, which may be larger than they: a
 schema, a list of biases, or the whole body where engines parse the answer by it.
+
+Tenants (an API key's, else a user or an address) share the bytes: the last part (`KEPT_PART`) is for a tenant that
+holds nothing else, or no more than an equal share of all bytes among the tenants that hold any and one to come. So one
+tenant's long prompts, which may wait for long, leave room for the first ones of others.
 """
 
 import sys
@@ -20,6 +24,9 @@ SMALL_PART = 2**14
 long prompts, which wait in the queue for their turn, would otherwise keep all other requests out. The limit on requests
 under way bounds the sum: the 4,096 of `max_in_flight` take a quarter of the bound beside it.
 """
+
+KEPT_PART = 4
+"""The part of the bytes, a fourth, that is kept for tenants which hold little. ASSUMPTION: few tenants come at once."""
 
 
 class Held(NamedTuple):
@@ -55,10 +62,11 @@ class WorkBound:
         """Sequences under way."""
         self.n_bytes = 0
         """Bytes of the prompts under way."""
+        self._by_tenant: dict[str, int] = {}
 
-    def check(self, asked: Held, before: Held = NOTHING) -> None:
-        """Raises ApiError if a request may not hold `asked` instead of `before`: 400 if it never may, else 429 for the
-        sequences and 503 for the bytes.
+    def check(self, asked: Held, before: Held = NOTHING, tenant: str = "") -> None:
+        """Raises ApiError if a request of `tenant` may not hold `asked` instead of `before`: 400 if it never may, else
+        429 for the sequences and 503 for the bytes.
         """
         if asked.sequences > self._most_sequences:
             message = (
@@ -78,11 +86,23 @@ class WorkBound:
             message = f"This replica has {self.sequences} sequences under way already; try again later."
             raise ApiError(429, message, code="too_many_sequences", retry_after_s=1.0)
         large = asked.n_bytes > max(before.n_bytes, self._most_bytes // SMALL_PART)
-        if large and self.n_bytes - before.n_bytes + asked.n_bytes > self._most_bytes:
+        if large and not self._fits(asked.n_bytes, before.n_bytes, tenant):
             message = f"The requests under way here take {self.n_bytes} bytes; try again later."
             raise ApiError(503, message, code="prompt_memory", retry_after_s=1.0)
 
-    def change(self, before: Held, now: Held) -> None:
-        """Counts that a request holds `now` instead of `before`."""
+    def _fits(self, asked: int, before: int, tenant: str) -> bool:
+        own = self._by_tenant.get(tenant, 0) - before
+        total = self.n_bytes - before + asked
+        if total <= self._most_bytes - self._most_bytes // KEPT_PART or own <= 0:
+            return total <= self._most_bytes
+        # itself, the others that hold bytes, and one to come
+        sharing = len(self._by_tenant.keys() | {tenant}) + 1
+        return total <= self._most_bytes and own + asked <= self._most_bytes // sharing
+
+    def change(self, before: Held, now: Held, tenant: str = "") -> None:
+        """Counts that a request of `tenant` holds `now` instead of `before`."""
         self.sequences += now.sequences - before.sequences
         self.n_bytes += now.n_bytes - before.n_bytes
+        held = self._by_tenant.pop(tenant, 0) + now.n_bytes - before.n_bytes
+        if held:
+            self._by_tenant[tenant] = held

@@ -52,7 +52,8 @@ def test_a_number_of_a_prompt_takes_no_more_than_it_counts_for() -> None:
 )  # fmt: skip
 def test_what_fits(asked: Held, before: Held, status: int | None) -> None:
     bound = WorkBound(10, 100)
-    bound.change(Held(), Held(6, 60))
+    bound.change(Held(), before)
+    bound.change(Held(), Held(6 - before.sequences, 60 - before.n_bytes), "another")
     if status is None:
         bound.check(asked, before)
         bound.change(before, asked)
@@ -78,6 +79,61 @@ def test_small_requests_are_taken_whatever_the_large_ones_hold() -> None:
         with pytest.raises(ApiError) as refused:
             bound.check(asked, before)
         assert (refused.value.status, refused.value.code) == (503, "prompt_memory")
+
+
+def fits(bound: WorkBound, n_bytes: int, tenant: str) -> bool:
+    """Whether a request of so many bytes is taken; if so, it is counted."""
+    try:
+        bound.check(Held(1, n_bytes), tenant=tenant)
+    except ApiError as refused:
+        if refused.code != "prompt_memory":
+            raise
+        return False
+    bound.change(Held(), Held(1, n_bytes), tenant)
+    return True
+
+
+def test_one_tenant_leaves_room_for_the_first_prompts_of_others() -> None:
+    bound = WorkBound(10_000, 1_000)
+    assert [fits(bound, 150, "greedy") for _ in range(6)] == [True] * 5 + [False]
+    # each may have one at least, and more up to its share: 1,000 / 4 with these two and one to come
+    assert fits(bound, 100, "first")
+    assert fits(bound, 10, "second")
+    assert fits(bound, 90, "second")
+    assert not fits(bound, 51, "second")
+    assert not fits(bound, 1, "greedy")
+    # what a prompt gives back is there again, for whoever holds little
+    bound.change(Held(1, 150), Held(), "greedy")
+    assert not fits(bound, 1, "greedy")
+    assert fits(bound, 150, "first")
+    assert fits(bound, 50, "second")
+
+
+def test_a_single_prompt_may_take_everything() -> None:
+    bound = WorkBound(10, 1_000)
+    assert fits(bound, 1_000, "one")
+    bound.change(Held(1, 1_000), Held(), "one")
+    assert (bound.sequences, bound.n_bytes) == (0, 0)
+    # it begins as a text, and its tokens are known later
+    bound.change(Held(), Held(1, 100), "one")
+    bound.check(Held(1, 1_000), Held(1, 100), "one")
+    bound.change(Held(1, 100), Held(), "one")
+    assert not bound._by_tenant
+
+
+async def test_long_prompts_of_one_user_leave_room_for_those_of_another(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_prompt_bytes=100 * TOKEN_BYTES)
+    async with rig(tmp_path, pair(tmp_path, auto=False), config) as made:
+        tasks = [asyncio.create_task(complete(made, [1] * 30, user="greedy")) for _ in range(2)]
+        await until(lambda: held(made) == (2, 60 * TOKEN_BYTES), "two prompts under way")
+        status, error = await complete(made, [1] * 20, user="greedy")
+        assert (status, error["code"]) == (503, "prompt_memory")
+        tasks.append(asyncio.create_task(complete(made, [1] * 30, user="another")))
+        await until(lambda: held(made) == (3, 90 * TOKEN_BYTES), "another one's")
+        for task in tasks:
+            task.cancel()
+        await until(lambda: held(made) == (0, 0), "nothing held")
+        assert not made.app.requests.work._by_tenant
 
 
 async def test_long_prompts_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
