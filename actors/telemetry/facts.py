@@ -113,8 +113,13 @@ class Answered(NamedTuple):
     trace_id: str = ""
 
     @property
-    def is_bad(self) -> bool:
-        """Whether the server failed the request or missed an objective of it; traces of such are always kept. A refusal
-        (429) of a request without an objective is not bad in this sense (docs/operations.md, section Traces).
+    def has_failed(self) -> bool:
+        """Whether the server failed the request; traces of such are always kept."""
+        return self.status >= 500
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether an objective of the request was missed; traces of such are kept as far as clients may force any. A
+        refusal (429) of a request without an objective has missed none (docs/operations.md, section Traces).
         """
-        return self.status >= 500 or any(result not in (None, "met") for result in self.kept.results)
+        return any(result not in (None, "met") for result in self.kept.results)

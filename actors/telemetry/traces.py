@@ -1,7 +1,8 @@
 """The choice of requests whose traces are kept: by parent and ratio from their beginning, and bad ones at their end.
 
 What a client forces is bounded (`forced`): a request counts as forced where the sampler would not take it without the
-client's header.
+client's header. So are, apart from those, requests that are kept for a missed objective only, which a client may choose
+such that it is always missed.
 """
 
 import os
@@ -9,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
@@ -40,7 +42,8 @@ class Traces(Exports):
     ) -> None:
         super().__init__(exporter, count, attributes, now_s)
         self._sampler = sampler or _sampler()
-        self._forced, self._clock_s = ForcedTraces(forced_per_s), now_s
+        self._forced, self._missed = ForcedTraces(forced_per_s), ForcedTraces(forced_per_s)
+        self._clock_s = now_s
 
     def begin(self, path: str, traceparent: str | None, wants_times: bool = False) -> Kept:
         """Draws the place of a request that begins, below the client's span if `traceparent` names one, and decides
@@ -60,11 +63,14 @@ class Traces(Exports):
     def _takes(self, above: Context | None, trace_id: int, path: str) -> bool:
         return self._sampler.should_sample(above, trace_id, path).decision.is_sampled()
 
-    def take(self, answered: Answered) -> Result | None:
-        """Takes over a request that has ended, if its trace is to be kept. Returns "dropped" if there is no room."""
-        if not answered.is_bad and not answered.kept.sampled:
+    def take(self, answered: Answered) -> Literal["taken", "dropped"] | None:
+        """Takes over a request that has ended, if its trace is to be kept; else returns None. Returns "dropped" if
+        there is no room.
+        """
+        kept = answered.kept.sampled or answered.has_failed
+        if not kept and not (answered.has_missed and self._missed.take(self._clock_s())):
             return None
-        return self.put(partial(write, answered))
+        return "taken" if self.put(partial(write, answered)) is None else "dropped"
 
 
 def _sampler() -> Sampler:

@@ -104,9 +104,10 @@ class IngressConfig:
     characters a second each (SmolLM2's tokenizer, English text) take 3 s for them.
     """
     forced_traces_per_s: Annotated[float, Number(0, unit="1/s")] | None = 10.0
-    """Requests a second whose traces are kept because their clients say so, by `traceparent` or by `x-sluice-times`;
-    what goes beyond is traced by ratio alone. Null sets no bound: for clients that are trusted, behind a proxy which
-    samples. ASSUMPTION: 10 are enough for who looks at single requests, and cost no process much.
+    """Requests a second whose traces are kept because their clients say so, by `traceparent` or by `x-sluice-times`,
+    and as many again for missed objectives; what goes beyond is traced by ratio alone. Null sets no bound: for clients
+    that are trusted, behind a proxy which samples. ASSUMPTION: 10 are enough for who looks at single requests, and cost
+    no process much.
     """
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""

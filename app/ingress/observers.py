@@ -85,15 +85,14 @@ class Observers:
         self._room -= 1
         return True
 
-    def ended(self, answered: Answered) -> None:
-        """Takes over a request that has ended."""
+    def ended(self, answered: Answered, traced: bool) -> None:
+        """Takes over a request that has ended; `traced` says whether its trace is kept."""
         if not self._connected:
             return
         if len(self._requests) < MOST_REQUESTS:
             # the ids of a place are numbers too long for the wire, so that of the trace goes as text
             kept = dataclasses.replace(answered.kept, place=None, asked=None, at_s={}, engines={})
-            is_traced = answered.kept.sampled or answered.is_bad
-            trace_id = answered.kept.trace_id if is_traced else ""
+            trace_id = answered.kept.trace_id if traced else ""
             self._requests.append(answered._replace(kept=kept, trace_id=trace_id))
         else:
             self._dropped += 1

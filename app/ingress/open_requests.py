@@ -90,11 +90,10 @@ class OpenRequests:
 
     def ended(self, answered: Answered) -> None:
         """Hands over what was kept of a request that has ended."""
-        if self.traces is not None:
-            result = self.traces.take(answered)
-            if result is not None:
-                self.metrics.traces.labels(result).inc()
-        self._observers.ended(answered)
+        result = None if self.traces is None else self.traces.take(answered)
+        if result == "dropped":
+            self.metrics.traces.labels(result).inc()
+        self._observers.ended(answered, result == "taken")
 
     def opened(self, request: OpenRequest) -> None:
         """Counts `request` as under way."""

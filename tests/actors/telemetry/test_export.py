@@ -56,7 +56,7 @@ def test_a_request_is_one_span_with_one_for_each_task() -> None:
     counts: Counter[str] = Counter()
     with collector() as to:
         traces = made(to, counts)
-        assert traces.take(answered()) is None
+        assert traces.take(answered()) == "taken"
         traces.stop()
         assert counts == {"exported": 1}
     spans = {span.name: span for span in to.spans}
@@ -139,6 +139,28 @@ def test_what_clients_force_is_bounded(
         # a request that is not sampled has its place in the client's trace all the same
         assert kept.place is not None and (kept.place.parent_id is not None) == (header is not None)
     assert found == sampled
+    traces.stop()
+
+
+def test_traces_that_clients_force_by_objectives_are_bounded_and_those_of_failures_are_not() -> None:
+    now_s = 100.0
+    traces = Traces(
+        InMemorySpanExporter(),
+        lambda result, number: None,
+        {},
+        ParentBased(ALWAYS_OFF),
+        lambda: now_s,
+        forced_per_s=2.0,
+    )
+    missed = answered(kept=unsampled("ttft"))
+    assert [traces.take(missed) for _ in range(4)] == ["taken", "taken", None, None]
+    # they take nothing of what other headers may force, nor of failures
+    assert traces.begin("/", PARENT).sampled
+    assert traces.take(answered(502, unsampled("ttft"))) == "taken"
+    assert traces.take(answered(kept=traces.begin("/", PARENT))) == "taken"
+    now_s = 100.5
+    assert [traces.take(missed) for _ in range(2)] == ["taken", None]
+    assert traces.take(answered(kept=unsampled("met"))) is None
     traces.stop()
 
 

@@ -82,7 +82,7 @@ def test_small_requests_are_taken_whatever_the_large_ones_hold() -> None:
 
 
 def fits(bound: WorkBound, n_bytes: int, tenant: str) -> bool:
-    """Whether a request of so many bytes is taken; if so, it is counted."""
+    """Whether a request of `n_bytes` is taken; if it is, it is counted."""
     try:
         bound.check(Held(1, n_bytes), tenant=tenant)
     except ApiError as refused:
