@@ -59,7 +59,6 @@ from typing import Any
 import httpx
 import psutil
 
-from app.prewarmed.pool import MISPLACED_S
 from benchmarks.live import machine as record
 from benchmarks.live import scaling_report as report
 from benchmarks.live.fleet import Answer
@@ -85,7 +84,8 @@ STORAGE_PATH = "RAY_gcs_storage_path"
 PLAIN = {"overlap_imports": False, "preload_weights": False}
 """The options of vLLM engines without what shortens their starts."""
 WAITING = 'sluice_router_prewarmed_processes{state="waiting"}'
-SETTLED_S = 2 * MISPLACED_S
+SETTLED_S = 10.0
+"""Seconds after which a process that waits is not made anew any more (twice `app.prewarmed.pool.MISPLACED_S`)."""
 RETRIES, EXPIRED = "sluice_retries_total", "sluice_engine_leases_expired_total"
 _libc = CDLL(None, use_errno=True)
 
