@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from app.api.class_cost import MAX_CLASS_COST, class_cost
 from app.api.errors import bad_request
 
 MAX_COUNTED_SQUARES = 40_000
@@ -19,8 +20,8 @@ properties, 5 s and 1 GB for 1,000 (CPU time of `Grammar.from_json_schema` on th
 MAX_NESTED_REPEATS = 10_000
 """Largest product of counted repeats of which one is inside the other, as in `(a{1,100}){1,100}`. xgrammar 0.2.8 keeps
 all ways to read what has come, in every step of the engine's core: 4 ms for a character at this product, and no end for
-`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). Names of
-hosts have 127 parts of 63 characters at most.
+`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). A name of a
+host with 127 parts of 63 characters would pass, but for its classes (`app.api.class_cost`).
 """
 MAX_REPEAT_SQUARES = 2_000_000
 """Largest sum of the squares of counted repeats in the patterns of a schema, each as often as repeats around it say,
@@ -56,7 +57,7 @@ def check_grammar(objects: Sequence[dict[str, Any]], depth: int, param: str) -> 
     """Raises `ApiError` 400 if an engine would take too long for a schema, or die of it. `objects` are all objects in
     it, and `depth` the number of its levels.
     """
-    digits = squares = steps = deepest = 0
+    digits = squares = steps = deepest = classes = 0
     lengths: set[tuple[int, int]] = set()
     references: set[str] = set()
     counted: list[int] = []
@@ -84,10 +85,13 @@ def check_grammar(objects: Sequence[dict[str, Any]], depth: int, param: str) -> 
             repeats = repeats_of(pattern, outer)
             nested, steps = max(nested, repeats.nested), steps + repeats.squares
             deepest = max(deepest, repeats.open_groups)
+            if max(classes - MAX_CLASS_COST, steps - MAX_REPEAT_SQUARES, deepest - MAX_OPEN_GROUPS) <= 0:
+                classes += class_cost(pattern, outer)
     for found, most, what in (
         (nested, MAX_NESTED_REPEATS, "repeats inside one another"),
         (steps, MAX_REPEAT_SQUARES, "squares of repeats in patterns"),
         (deepest, MAX_OPEN_GROUPS, "groups inside one another"),
+        (classes, MAX_CLASS_COST, "tenths of a millisecond for the character classes of its patterns"),
         (depth * len(references), MAX_REFERENCE_LEVELS, "levels with its references"),
         (digits, MAX_RANGE_DIGITS, "digits in minimum and maximum"),
         (len(lengths), MAX_LENGTHS, "different lengths in maxLength"),

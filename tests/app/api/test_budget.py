@@ -87,7 +87,7 @@ def test_ordinary_requests_pass() -> None:
         chat(response_format=as_format(counting(190))),
         chat(
             response_format=as_format(
-                {"pattern": r"^\d{4}-\d{2}-\d{2} ([a-z{9}-]{1,63}\.){1,127}[a-z]{2,999999}$"}
+                {"pattern": r"^\d{4}-\d{2}-\d{2} ([a-z{9}-]{1,63}\.){1,30}[a-z]{2,999999}$"}
             )
         ),
         chat(response_format=as_format({"properties": {"pattern": {"type": "string", "maxLength": 10**9}}})),
@@ -255,6 +255,13 @@ def test_an_ordinary_echo_passes() -> None:
                     }
                 )
             ),
+            "response_format",
+        ),
+        # classes that follow one another, of which each may end at any character
+        (chat(response_format=as_format({"pattern": "^" + "." * 2000 + "$"})), "response_format"),
+        (chat(response_format=as_format({"pattern": "^" + "[a-z]{1,9}" * 40 + "$"})), "response_format"),
+        (
+            chat(response_format=as_format({f"p{i}": {"pattern": "^.{1,20}x?.{1,20}$"} for i in range(20)})),
             "response_format",
         ),
         # what engines read by recursion, until their stack is full
