@@ -5,8 +5,8 @@ all places that what was read before may be at, so a place costs more where repe
 which each may end at any character: `[a-z]{1,9}[a-z]{1,9}`. Equal patterns cost as much again.
 
     run      classes that follow one another, without a character between them that must be there
-    price    of a run: the sum of its classes' weights, each as often as it is repeated, times 1 + ways; and `LOOP` times
-             the weights of those that are repeated without end, from which tokens are walked to their end
+    price    of a run: the sum of its classes' weights, each as often as it is repeated, times 1 + ways; and `LOOP`
+             times the weights of those that are repeated without end, from which tokens are walked to their end
     ways     0 in a run with one repeat at most, else its places, at most 20; or the parts that may be missing in it,
              if there are several and more
 

@@ -20,8 +20,8 @@ properties, 5 s and 1 GB for 1,000 (CPU time of `Grammar.from_json_schema` on th
 MAX_NESTED_REPEATS = 10_000
 """Largest product of counted repeats of which one is inside the other, as in `(a{1,100}){1,100}`. xgrammar 0.2.8 keeps
 all ways to read what has come, in every step of the engine's core: 4 ms for a character at this product, and no end for
-`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). A name of a
-host with 127 parts of 63 characters would pass, but for its classes (`app.api.class_cost`).
+`((a{1,100}){1,100}){1,100}` (CPU time of `accept_string` and `fill_next_token_bitmask` after 100 characters). A name
+of a host with 127 parts of 63 characters would pass, but for its classes (`app.api.class_cost`).
 """
 MAX_REPEAT_SQUARES = 2_000_000
 """Largest sum of the squares of counted repeats in the patterns of a schema, each as often as repeats around it say,
