@@ -46,5 +46,5 @@ def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, data: object, sa
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(ProfileError, match="shipped are cold, overlapped"):
+    with pytest.raises(ProfileError, match=f"shipped are {', '.join(names())}, or"):
         load("lukewarm")
