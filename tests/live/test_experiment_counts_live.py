@@ -71,10 +71,11 @@ def _at_rest(app: App) -> None:
     """Waits until the autoscaler has seen the fleet, and the engines that a test before asked for have gone."""
 
     def at_rest(status: dict[str, Any]) -> bool:
-        ready = sorted((e["role"], e["duty"]) for e in status["engines"] if e["state"] == "ready")
-        return ready == [("decode", "active"), ("decode", "warm"), ("prefill", "active")] and [
-            group["replicas"] for group in scaling(app)["groups"]
-        ] == [1, 2]
+        # one that stops is held until it has gone
+        held = sorted((e["role"], e["duty"], e["state"]) for e in status["engines"] if e["state"] != "down")
+        three = [("decode", "active"), ("decode", "warm"), ("prefill", "active")]
+        replicas = [group["replicas"] for group in scaling(app)["groups"]]
+        return held == [(*one, "ready") for one in three] and replicas == [1, 2]
 
     app.wait(at_rest, "one engine of each group serves, and the autoscaler knows them")
 
