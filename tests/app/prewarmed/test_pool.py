@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -48,12 +49,19 @@ class Rig:
         self.made[number][0].wait()
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+R = TypeVar("R", bound="Rig")
+
+
+def until_the_end(made: R) -> Iterator[R]:
+    """Yields a rig, and then ends its processes."""
     yield made
     for number in range(len(made.made)):
         made.kill(number)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    yield from until_the_end(Rig(tmp_path))
 
 
 def test_one_is_made_and_no_more(rig: Rig) -> None:
@@ -204,10 +212,7 @@ class RealRig(Rig):
 
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[RealRig]:
-    made = RealRig(tmp_path)
-    yield made
-    for number in range(len(made.made)):
-        made.kill(number)
+    yield from until_the_end(RealRig(tmp_path))
 
 
 def waits(rig: Rig, number: int) -> None:
