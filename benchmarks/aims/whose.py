@@ -163,6 +163,14 @@ NOT_COUNTED: Mapping[str, tuple[NotCounted, ...]] = {
             _LEARNT_AS_TOPO_ONLY,
         ),
     ),
+    "netkv_shared": (
+        NotCounted(
+            ("*, chosen form vs Topo-Only: mean TTFT",),
+            "The better of Topo-Only and Full is Topo-Only in all cells but two, and the row against the better one is"
+            " counted.",
+        ),
+        NotCounted(("rag 100% 8:1 40%, chosen form vs the better of *",), _LEARNT_AS_TOPO_ONLY),
+    ),
     "scaling_fork": (
         NotCounted(
             ("tree of *: serving TTFT",),
