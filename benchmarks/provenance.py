@@ -27,7 +27,6 @@ MISSING = frozenset(
         "experiments/deepflow_load.json",
         "experiments/deepflow_locality.json",
         "experiments/forecast_value.json",
-        "experiments/netkv/netkv_predict.json",
         "fuzz/fuzz.json",
         "hostile/hostile.json",
         "overload/sim.json",

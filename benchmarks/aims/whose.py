@@ -29,13 +29,10 @@ class Whose(Enum):
 
 
 IN_WORDS: Patterns = {
-    # Figure 4 and section 4.5: disaggregation "lowers TPOT with the same throughput" and "greatly improves throughput
-    # under certain SLA".
-    "deepflow_colocation": ("2P2D: TPOT below colocated at *", "2P2D: highest rate within the SLA, TPOT"),
     # The first and second observation of section 5.3.1.
-    "deepflow_heatmap": ("mean cell up to ratio *, longer prompts", "largest win over largest loss *"),
     "deepflow_map": ("mean cell, *", "largest win over largest loss *"),
-    # Section 4.5, under an SLA of both times, and on other seeds.
+    # Figure 4 and section 4.5: disaggregation "lowers TPOT with the same throughput" and "greatly improves throughput
+    # under certain SLA", here one of both times.
     "deepflow_online": ("2P2D: TPOT below colocated at *", "2P2D over colocated: rate within the SLA, *"),
     # The three observations of section 5.3.2, on the paper's own policy.
     "deepflow_load": ("PD-aware, k = 0: JCT below RR at *",),
@@ -117,6 +114,20 @@ NOT_COUNTED: Mapping[str, tuple[NotCounted, ...]] = {
             ("classes, *", "tenants, *", "shares, *", "conditions of the rule *"),
             "These are the conditions of one rule, which says what the default is. An option that misses some of them"
             " misses no aim of ours. Whether the default is what the rule names is counted.",
+        ),
+    ),
+    "deepflow_colocation": (
+        NotCounted(
+            ("2P2D: *",),
+            "The figure is the paper's Figure 4, which `deepflow_online` has with both times in the SLA and on seeds"
+            " that nothing was tuned on. These rows keep the first, narrower aims.",
+        ),
+    ),
+    "deepflow_heatmap": (
+        NotCounted(
+            ("cells of one sign at all rates", "mean cell up to ratio *", "largest win over largest loss *"),
+            "The figure is the paper's Figure 5, which `deepflow_map` has at more rates and without the bound on the"
+            " ratio. These rows keep the first, narrower aims.",
         ),
     ),
     "netkv_staleness": (
