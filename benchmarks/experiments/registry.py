@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, str] = {
     "forecast_value": "benchmarks.experiments.forecast_value",
     "composition_tuning": "benchmarks.experiments.composition_tuning",
     "composition": "benchmarks.experiments.composition",
+    "composition_pool": "benchmarks.experiments.composition_pool",
     "overload": "benchmarks.experiments.overload",
     "overload_shedding": "benchmarks.experiments.overload_shedding",
     "fairness": "benchmarks.experiments.fairness",
