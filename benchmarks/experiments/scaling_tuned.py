@@ -5,16 +5,16 @@ from typing import Any
 
 TUNED: Mapping[str, Mapping[str, Any]] = {
     "joint": {
-        "calm_s": 60.0,
-        "cool_down_s": 15.0,
+        "calm_s": 15.0,
+        "cool_down_s": 30.0,
         "switch_pause_s": 10.0,
-        "band": 0.0,
-        "headroom_most": 0.0,
-        "quantile": 0.6,
+        "band": 0.05,
+        "headroom_most": 0.2,
+        "quantile": 0.5,
         "warm_quantile": 0.6,
-        "gain": 0.3,
-        "forecast": {"level_gain": 0.3, "drift": 0.1, "damping": 0.9},
-        "margins": {"share": 0.99, "deviations": 1.0},
+        "gain": 0.1,
+        "forecast": {"level_gain": 0.15, "drift": 0.1, "damping": 0.9},
+        "margins": {"share": 0.9, "deviations": 2.0},
     },
     "ongoing": {
         "target_ongoing": 0.5,
@@ -32,15 +32,15 @@ TUNED: Mapping[str, Mapping[str, Any]] = {
 SHIFT: Mapping[str, Mapping[str, Any]] = {
     "joint": {
         "calm_s": 120.0,
-        "cool_down_s": 5.0,
+        "cool_down_s": 15.0,
         "switch_pause_s": 10.0,
-        "band": 0.05,
+        "band": 0.15,
         "headroom_most": 0.5,
-        "quantile": 0.5,
-        "warm_quantile": 0.6,
+        "quantile": 0.9,
+        "warm_quantile": 0.95,
         "gain": 0.3,
-        "forecast": {"level_gain": 0.3, "drift": 0.01, "damping": 0.8},
-        "margins": {"share": 0.99, "deviations": 2.0},
+        "forecast": {"level_gain": 0.15, "drift": 0.003, "damping": 0.8},
+        "margins": {"share": 0.95, "deviations": 1.0},
     },
     "ongoing": {
         "target_ongoing": 0.5,
