@@ -283,15 +283,17 @@ def walked(
         "dashboard": {"experiments": {"may_kill": True}},
     }
     app = Watched(folder, setup.prefill, setup.decode, timing, args)
-    with running(app.command(True), say) as server, browser() as chromium:
+    with running(app.command(True), say) as server:
+        # the browser's own loop runs in this thread as long as it is there, and the first request needs one, too
         first_answer(server, "sim", TOKENS)
         app.wait_board()
         walk = Walk(f"http://127.0.0.1:{app.board}", folder, pictures, say)
-        if "views" in parts:
-            _under_load(walk, server, setup, lambda: views(walk, chromium))
-        for part, walks in {"burst": burst, "shipped": shipped, "whatif": whatif}.items():
-            if part in parts:
-                walks(walk, chromium)
+        with browser() as chromium:
+            if "views" in parts:
+                _under_load(walk, server, setup, lambda: views(walk, chromium))
+            for part, walks in {"burst": burst, "shipped": shipped, "whatif": whatif}.items():
+                if part in parts:
+                    walks(walk, chromium)
     return walk
 
 
