@@ -106,7 +106,8 @@ class CoordinatorActor(Wanted):
 
         config = flow.config.agent_config()
         me = wire.identity("coordinator", name)
-        self._coordinator = Coordinator(me, config.drop_share, config.arbiter_config().port_bytes_per_s)
+        arbiter = config.arbiter_config()
+        self._coordinator = Coordinator(me, config.drop_share, arbiter.port_bytes_per_s, arbiter.most_flows)
         await self._coordinator.start(listen_addresses(wire, "flow-coordinator"))
         self._directory = RayDirectory(coordinator_name(application, flow))
         await self._directory.publish(COORDINATOR, self._coordinator.addresses)

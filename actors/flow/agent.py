@@ -242,15 +242,23 @@ class FlowAgent:
                 raise ConnectionError(f"node {node} has no agent")
             return addresses
 
+        def is_ours() -> bool:
+            # a link ends a turn of the loop after its node was dropped, and may have come up by then
+            return self._sources.get(node) is link
+
         def received(channel: Channel, message: Message) -> None:
-            egresses.received(node, message, clock_s())
-            self._settle()
+            if is_ours():
+                egresses.received(node, message, clock_s())
+                self._settle()
 
         def up(channel: Channel) -> None:
-            egresses.up(node, channel.send, clock_s())
-            self._settle()
+            if is_ours():
+                egresses.up(node, channel.send, clock_s())
+                self._settle()
 
         def down(reason: str) -> None:
+            if not is_ours():
+                return
             log.info("the agent of %s is lost (%s): reads from there are ordered here alone", node, reason)
             egresses.down(node)
 

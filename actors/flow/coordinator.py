@@ -18,6 +18,7 @@ from actors.wire.channel import Channel, Identity
 from actors.wire.messages import BatchArrived, BatchLeft, Beat, FlowOrder, Message
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Flow
+from policies.flow.config import ArbiterConfig
 from policies.flow.events import Ordered
 
 log = logging.getLogger(__name__)
@@ -61,11 +62,19 @@ class _Agent:
 
 class Coordinator:
     """The server. It estimates when flows end by the bandwidth that agents tell with them; `port_bytes_per_s` is that
-    of a pair of nodes whose agent has gone.
+    of a pair of nodes whose agent has gone. An agent that tells of more than `most_flows` open flows at once, which is
+    more than its own arbiter holds, or of as many pairs of nodes, is parted from.
     """
 
-    def __init__(self, me: Identity, drop_share: float, port_bytes_per_s: float) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        drop_share: float,
+        port_bytes_per_s: float,
+        most_flows: int = ArbiterConfig().most_flows,
+    ) -> None:
         self.me = me
+        self._most_flows = most_flows
         self.addresses: tuple[str, ...] = ()
         self._book = OrderBook(drop_share)
         loop = asyncio.get_running_loop()
@@ -131,6 +140,7 @@ class Coordinator:
         now_s = asyncio.get_running_loop().time()
         match message:
             case BatchArrived():
+                self._check(agent, number, message)
                 for flow, bytes_per_s in zip(message.flows, message.bytes_per_s, strict=True):
                     self._ports.tell(flow.source, flow.target, bytes_per_s)
                     agent.pairs.add((flow.source, flow.target))
@@ -146,6 +156,18 @@ class Coordinator:
         self._maker.plan()
         if self._beats is None and len(self._book):
             self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def _check(self, agent: _Agent, number: int, message: BatchArrived) -> None:
+        """Raises ValueError if the agent then had more flows or pairs of nodes than any agent has; nothing is taken."""
+        flows = len(agent.flows) + sum(
+            f"{number}/{flow.flow_id}" not in agent.flows for flow in message.flows
+        )
+        pairs = len(agent.pairs.union([(flow.source, flow.target) for flow in message.flows]))
+        if max(flows, pairs) > self._most_flows:
+            raise ValueError(
+                f"an agent has at most {self._most_flows} open flows and as many pairs of nodes (most_flows of its"
+                f" arbiter), not {flows} and {pairs}"
+            )
 
     def _forget(self, keys: Iterable[str]) -> None:
         for key in keys:

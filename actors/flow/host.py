@@ -93,8 +93,9 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _serve(me: Identity, args: argparse.Namespace, config: AgentConfig, parent_pid: int) -> None:
     if args.coordinate:
-        bytes_per_s = config.arbiter_config().port_bytes_per_s
-        await serve(Coordinator(me, config.drop_share, bytes_per_s), args.listen, parent_pid)
+        arbiter = config.arbiter_config()
+        made = Coordinator(me, config.drop_share, arbiter.port_bytes_per_s, arbiter.most_flows)
+        await serve(made, args.listen, parent_pid)
         return
     peers: dict[str, tuple[str, ...]] = {}
     for peer in args.peer:

@@ -157,7 +157,8 @@ class Application:
         """Serves the coordinator of both agents, at the same address in each of its lives."""
         config = self._config.flow.agent_config()
         me = Identity("coordinator", f"coordinator-{uuid.uuid4().hex[:8]}")
-        coordinator = Coordinator(me, config.drop_share, config.arbiter_config().port_bytes_per_s)
+        arbiter = config.arbiter_config()
+        coordinator = Coordinator(me, config.drop_share, arbiter.port_bytes_per_s, arbiter.most_flows)
         await coordinator.start([self._coordinator])
         await asyncio.Event().wait()
 

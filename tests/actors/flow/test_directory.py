@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.flow import agent as agents
 from actors.flow import lookups, publisher
 from actors.flow.directory import FixedDirectory
+from actors.wire.link import Link
 from actors.wire.messages import Unscheduled
 from tests.actors.flow.agents import Reads, flow, made_agent, until
 
@@ -190,5 +192,49 @@ async def test_the_connection_to_a_node_that_is_gone_is_given_up(tmp_path: Path)
         again.submit(flow("again", "a", "z"))
         await until(lambda: egresses.connected == ("a",), "the agents do not meet again")
     finally:
+        await reader.stop()
+        await lender.stop()
+
+
+async def test_a_link_that_comes_up_as_its_node_is_given_up_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link to a node that is gone ends a turn of the loop after the node was dropped."""
+    links: list[Link] = []
+
+    class Late(Link):
+        def start(self) -> None:
+            links.append(self)
+            super().start()
+
+        async def stop(self, read_s: float = 1.0) -> None:
+            await given_up.wait()
+            await super().stop(read_s)
+
+    given_up = asyncio.Event()
+    monkeypatch.setattr(agents, "Link", Late)
+    store = Store({}, {"a", "z"})
+    reader, worker = made_agent("z", store, gone_s=0.05), Reads("z")
+    lender = made_agent("a", Store({}, {"a", "z"}))
+    try:
+        await reader.start([f"unix:{tmp_path}/z.sock"])
+        await worker.join(reader)
+        worker.submit(flow("first", "a", "z"))
+        await until(lambda: reader.sources == () and bool(links), "the node is not given up")
+        (old,) = links
+        # the agent of the node comes now, and the old link, which has not ended yet, finds it
+        await lender.start([f"unix:{tmp_path}/a.sock"])
+        store.agents["a"] = lender.addresses
+        await until(lambda: old.channel is not None, "the old link does not come up")
+        egresses = reader.desk.egresses
+        assert egresses is not None and egresses.connected == ()
+        assert old.channel is not None and not old.channel.closed.done()
+        worker.submit(flow("again", "a", "z"))
+        await until(lambda: egresses.connected == ("a",), "the agents do not meet")
+        given_up.set()
+        await until(lambda: old.channel is None, "the old link stays")
+        assert egresses.connected == ("a",)
+    finally:
+        given_up.set()
         await reader.stop()
         await lender.stop()

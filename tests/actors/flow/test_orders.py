@@ -18,7 +18,15 @@ from actors.flow.ordering import Ordering
 from actors.flow.orders import ORDER_S, OrderBook, OrderMaker, Pace
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find
-from actors.wire.messages import BatchArrived, ChunkDone, JoinNode, Message, Permitted, SubmitFlow
+from actors.wire.messages import (
+    BatchArrived,
+    BatchLeft,
+    ChunkDone,
+    JoinNode,
+    Message,
+    Permitted,
+    SubmitFlow,
+)
 from actors.wire.sockets import connect
 from policies.flow.base import FixedPorts, Flow, Stage
 from policies.flow.events import Ordered
@@ -365,6 +373,43 @@ async def test_a_coordinator_parts_from_an_agent_that_tells_no_bandwidth(tmp_pat
             await until(lambda: coordinator.agents == 0)
             assert coordinator.open_flows() == []
     finally:
+        await coordinator.stop()
+
+
+@pytest.mark.parametrize("flood", ["flows", "pairs of nodes"])
+async def test_a_coordinator_parts_from_an_agent_that_floods_it_and_serves_the_others(
+    tmp_path: Path, flood: str
+) -> None:
+    """Three flows at once are more than the two that an agent may have; a flow that is told again is no further one."""
+    coordinator = Coordinator(Identity("coordinator", "c"), 0.5, 1e9, most_flows=2)
+    await coordinator.start([f"unix:{tmp_path}/c.sock"])
+    orders: list[Ordered] = []
+    good = Watched(orders, "x", AgentConfig(coordinator=coordinator.addresses[0]))
+    worker = Worker()
+    try:
+        await good.start([f"unix:{tmp_path}/x.sock"])
+        await worker.join(good, "x")
+        await until(lambda: good.coordinated)
+        worker.channel.send(SubmitFlow(flow("mine", "b", 2.0, target="x")))
+        await until(lambda: len(coordinator.open_flows()) == 1)
+        channel = await connect(
+            coordinator.addresses, lambda: Channel(Identity("agent", "y"), lambda channel, message: None)
+        )
+        await until(lambda: coordinator.agents == 2)
+        for number in (0, 1, 1):
+            channel.send(BatchArrived("b", (flow(f"f{number}", "b", 2.0),), (1e9,)))
+        await until(lambda: len(coordinator.open_flows()) == 3)
+        if flood == "flows":
+            channel.send(BatchArrived("b", (flow("f2", "b", 2.0),), (1e9,)))
+        else:
+            for number in (0, 1, 2):
+                channel.send(BatchLeft("b", ("f0",)))
+                channel.send(BatchArrived("b", (flow("f0", "b", 2.0, target=f"n{number}"),), (1e9,)))
+        await until(lambda: coordinator.agents == 1)
+        assert [each.request_id for each in coordinator.open_flows()] == ["r-mine"]
+        assert good.coordinated
+    finally:
+        await good.stop()
         await coordinator.stop()
 
 
