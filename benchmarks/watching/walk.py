@@ -153,7 +153,7 @@ def burst(walk: Walk, chromium: Browser) -> None:
             page.get_by_role("button", name="Run again…").click()
             editor = page.get_by_role("textbox", name="Experiment file")
             changed = yaml.safe_load(editor.input_value())
-            changed["name"] = f"{BURST}, {OTHER_POLICY}"
+            changed["name"] = f"{BURST} {OTHER_POLICY}"
             changed["actions"] = [
                 *changed.get("actions", ()),
                 {"at_s": 0, "policy": {"decode": OTHER_POLICY}},

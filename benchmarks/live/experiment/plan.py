@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchmarks.plain_yaml import PlainLoader
 
@@ -32,7 +33,18 @@ Role = Literal["prefill", "decode", "colocated"]
 Tokens = Annotated[int, Field(ge=1, le=131_072)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Positive = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}$")]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}")
+
+
+def _named(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a name has at most 40 letters (A to Z), digits, spaces and . _ + -, and begins with a letter or a digit"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_named)]
 
 
 class PlanError(ValueError):
