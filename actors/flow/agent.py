@@ -15,7 +15,7 @@ already, more flows than any queue holds, a wrong secret, another version of the
 import asyncio
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import msgspec
 
@@ -242,25 +242,21 @@ class FlowAgent:
                 raise ConnectionError(f"node {node} has no agent")
             return addresses
 
-        def is_ours() -> bool:
-            # a link ends a turn of the loop after its node was dropped, and may have come up by then
-            return self._sources.get(node) is link
-
         def received(channel: Channel, message: Message) -> None:
-            if is_ours():
-                egresses.received(node, message, clock_s())
-                self._settle()
+            egresses.received(node, message, clock_s())
+            self._settle()
 
         def up(channel: Channel) -> None:
-            if is_ours():
-                egresses.up(node, channel.send, clock_s())
-                self._settle()
+            egresses.up(node, channel.send, clock_s())
+            self._settle()
 
         def down(reason: str) -> None:
-            if not is_ours():
-                return
             log.info("the agent of %s is lost (%s): reads from there are ordered here alone", node, reason)
             egresses.down(node)
+
+        def ours(then: Callable[..., None]) -> Callable[..., None]:
+            # a link ends a turn of the loop after its node was dropped, and may have come up by then
+            return lambda *told: then(*told) if self._sources.get(node) is link else None
 
         def look() -> None:
             if link.channel is None and egresses.dropped(node):
@@ -275,7 +271,9 @@ class FlowAgent:
             self._looks[node] = loop.call_later(self.config.gone_s, look)
 
         loop = asyncio.get_running_loop()
-        link = self._sources[node] = Link(self.me, find, received, up, down, f"agent of {node}")
+        link = self._sources[node] = Link(
+            self.me, find, ours(received), ours(up), ours(down), f"agent of {node}"
+        )
         link.start()
         self._looks[node] = loop.call_later(self.config.gone_s, look)
 

@@ -380,7 +380,7 @@ async def test_a_coordinator_parts_from_an_agent_that_tells_no_bandwidth(tmp_pat
 async def test_a_coordinator_parts_from_an_agent_that_floods_it_and_serves_the_others(
     tmp_path: Path, flood: str
 ) -> None:
-    """Three flows at once are more than the two that an agent may have; a flow that is told again is no further one."""
+    """Three flows at once are more than the two that an agent may have; a flow that comes again is no further one."""
     coordinator = Coordinator(Identity("coordinator", "c"), 0.5, 1e9, most_flows=2)
     await coordinator.start([f"unix:{tmp_path}/c.sock"])
     orders: list[Ordered] = []
