@@ -111,9 +111,7 @@ class Bench:
 
     def rest(self, server: Server) -> None:
         """Records memory and idle CPU of a server after its load, when late processes and growth are included."""
-        self.results.trees.append(
-            measure.tree_state(server, QUICK_REST_S if self.args.quick else REST_S)
-        )
+        self.results.trees.append(measure.tree_state(server, QUICK_REST_S if self.args.quick else REST_S))
 
     def streams(self, server: Server, model: str, after: Callable[[Measurement], None]) -> None:
         """Measures 16-token answers with Python and wrk, on a server that makes a token every millisecond."""

@@ -23,7 +23,7 @@ MODEL = "smollm2-135m-instruct"
 # vLLM's console command looks up a distribution `vllm`, which the CPU wheel is not; this module starts the same server.
 API_SERVER = "vllm.entrypoints.openai.api_server"
 SIM, SIM_DEFAULTS = "Sluice, sim engines", "Sluice, sim engines, default policies"
-"""The names of Sluice on sim engines in reports: with the shortest queue for both tasks, and as configured by default."""
+"""The names of Sluice on sim engines in reports: by the shortest queue for both tasks, and by its default policies."""
 GPU_SHARE = 0.5
 """The part of a GPU that Ray reserves for an engine: two of them share one. It bounds no memory."""
 

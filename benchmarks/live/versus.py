@@ -124,7 +124,9 @@ def form_of_sides(base: Path) -> str:
     """Returns in which form the hot path of the sides runs, which is not always that of this process (`pure_of`)."""
     if base != ROOT:
         return "pure Python on both sides"
-    probe = "from actors.code_form import code_form; from actors.wire import channel; print(code_form(channel))"
+    probe = (
+        "from actors.code_form import code_form; from actors.wire import channel; print(code_form(channel))"
+    )
     environment = os.environ | pure_of(base, "ours")
     asked = subprocess.run(
         python("-c", probe), cwd=ROOT, env=environment, check=True, capture_output=True, text=True

@@ -10,8 +10,9 @@ with one engine that does both it stands beside vLLM's own server, which has an 
 the installed vLLM with SmolLM2-135M in float32 (`benchmarks.peers.real.sides`). Every side serves alone and is measured
 by the same client; the order changes from round to round. First the idle side is watched, then come the rows
 (`benchmarks.peers.real.rows`), in which the aims stand, too. A row's ratio is paired by round: the geometric mean of
-Sluice / peer, with the 95 % interval of Student's t on the logarithms. A finished side of a round is kept (`benchmarks.live.kept`), and the same command goes on after it. The exit
-status is 1 if a request failed or a server misbehaved; no time makes it fail.
+Sluice / peer, with the 95 % interval of Student's t on the logarithms. A finished side of a round is kept
+(`benchmarks.live.kept`), and the same command goes on after it. The exit status is 1 if a request failed or a server
+misbehaved; no time makes it fail.
 """
 
 import signal

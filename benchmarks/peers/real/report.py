@@ -151,8 +151,8 @@ def markdown(whole: Mapping[str, Any]) -> str:
     rounds = whole["config"]["rounds"]
     parts = [
         f"# Sluice and others on real engines, {rounds} rounds in turn",
-        "Engines of vLLM with SmolLM2-135M in float32, the same on every side of a comparison; with two engines KV moves "
-        "over NIXL. The client runs on the same cores.",
+        "Engines of vLLM with SmolLM2-135M in float32, the same on every side of a comparison. With two engines KV goes"
+        " over NIXL. The client runs on the same cores.",
     ]
     for heading, compared in COMPARISONS.items():
         if measured := {part["side"] for part in whole["parts"]} & compared.sides.keys():
@@ -215,9 +215,7 @@ def draw(whole: Mapping[str, Any], folder: Path, name: str) -> None:
     made, axes = figure(columns=len(shown), rows=len(COMPARISONS))
     for number, compared in enumerate(COMPARISONS.values()):
         panels = axes[number * len(shown) : (number + 1) * len(shown)]
-        sides = [
-            side for side in compared.sides if values(whole, side, next(iter(compared.cases)), RATE)
-        ]
+        sides = [side for side in compared.sides if values(whole, side, next(iter(compared.cases)), RATE)]
         for panel, (measure, title) in zip(panels, shown, strict=True):
             panel.set_visible(bool(sides))
             _bars(panel, whole, compared.cases, sides, measure)

@@ -51,7 +51,12 @@ TRACKER = ["python", "-c", "from multiprocessing.resource_tracker import main;ma
         (["python", "-m", "benchmarks.peers.launch", "--program", "/x/vllm-router"], "launcher"),
         (["python", "-m", "benchmarks.peers.real.servers", "--program", "/x/vllm-router"], "launcher"),
         (
-            ["python", "-m", "benchmarks.peers.real.beside", *("python", "-m", "vllm.entrypoints.openai.api_server")],
+            [
+                "python",
+                "-m",
+                "benchmarks.peers.real.beside",
+                *("python", "-m", "vllm.entrypoints.openai.api_server"),
+            ],
             "launcher",
         ),
         (["sleep", "10"], None),
