@@ -38,13 +38,13 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_server_runs_beside_a_ray_of_its_own_and_both_end() -> None:
     """`running` raises if a process or a listener is left, and ends no process outside the tree."""
     said: list[str] = []
     server = bare(Ticks(1e-3))
     argv = [server.argv[0], "-m", "benchmarks.peers.real.beside", *server.argv]
-    command = Command("a server beside an idle Ray", argv, server.port, timeout_s=120.0)
+    command = Command("a server beside an idle Ray", argv, server.port, timeout_s=240.0)
     with running(command, said.append) as started:
         roles = tree_state(started, 0.1).memory
         assert {"launcher", "decode source", "gcs", "raylet"} <= set(roles)
