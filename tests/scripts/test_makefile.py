@@ -1,4 +1,4 @@
-"""What single targets of the Makefile run."""
+"""The commands that single targets of the Makefile run."""
 
 import os
 import subprocess
