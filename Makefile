@@ -125,8 +125,9 @@ bench-scaling-live: setup ## live: a burst, activations, pools of 64 engines, 20
 	$(PY) -m benchmarks.live.scaling
 	$(PY) -m benchmarks.live.scaling_steps
 
-bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
+bench-overhead: setup ## what Sluice adds to an engine (latency, throughput, CPU, memory), then bench-peers and bench-peers-real (two and a half hours in all; ARGS=--quick: all three, short; ARGS="--only sim": without the peers)
 	$(PY) -m benchmarks.live.overhead $(ARGS)
+	$(if $(findstring --only,$(ARGS)),,@$(MAKE) --no-print-directory bench-peers bench-peers-real ARGS="$(filter --quick,$(ARGS))")
 
 bench-waterfall: setup ## where the time to the first token goes in bursts of clients, hop by hop (sim engines; a minute)
 	$(PY) -m benchmarks.live.waterfall $(ARGS)
@@ -134,7 +135,7 @@ bench-waterfall: setup ## where the time to the first token goes in bursts of cl
 bench-peers: setup ## Sluice beside vllm-router (from PyPI, in an environment of its own) on engines that tick alike, in turn (an hour; ARGS=--quick: 4 minutes)
 	$(PY) -m benchmarks.peers $(ARGS)
 
-bench-peers-real: setup ## Sluice, vllm-router and Ray Serve LLM on real engines, 1P1D each, in turn (50 minutes)
+bench-peers-real: setup ## on real engines, in turn: Sluice, vllm-router and Ray Serve LLM, 1P1D each; Sluice with one engine and vLLM's own server beside an idle Ray (75 minutes)
 	$(PY) -m benchmarks.peers.real $(ARGS)
 
 bench-gpu: setup-cuda ## Sluice beside vLLM's own server and vllm-router on one GPU of 139 GiB, an 8B model's shape with dummy weights (10 minutes; ARGS="--only one --quick")

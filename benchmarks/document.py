@@ -23,6 +23,7 @@ from benchmarks.experiments import agreement, registry
 from benchmarks.experiments.base import Row, aimed
 from benchmarks.hostile import report as hostile_report
 from benchmarks.live import balance_report, scaling_report
+from benchmarks.live import report as overhead_report
 from benchmarks.live.composition_report import Block
 from benchmarks.live.composition_report import rows as block_rows
 from benchmarks.live.machine import overload
@@ -43,10 +44,6 @@ RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
 # A table of rows without figures of a paper is folded away if it has more rows than this.
 FEW_ROWS = 30
-ENGINES = ("prefill", "decode", "colocated")
-"""The roles of engines among the processes of an application (`benchmarks.live.proctree`)."""
-MOST_IDLE = 5.0
-"""Aim: CPU at rest of all that is no engine, in per cent of a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +78,6 @@ class Section:
 
 
 # ------------------------------------------------------------------------------------- rows of files without rows
-
-
-def _overhead(whole: Any) -> Iterator[Row]:
-    for case in whole["cases"]:
-        path = "" if case["path"].endswith("chat/completions") else ", completions"
-        name = f"{case['target']}{path}, {case['client']}, c = {case['concurrency']}, {case['tokens']} tokens"
-        yield Row(f"{name}: requests/s", None, case["requests"] / case["wall_s"])
-        if "ttft_p50" in case["added"]:
-            # A file that was written before the base was kept has the difference only.
-            base_ms = case.get("base", {}).get("ttft_p50")
-            added_ms = case["added"]["ttft_p50"] if base_ms is None else case["ttft_ms"]["p50"] - base_ms
-            yield Row(f"{name}: added TTFT p50", None, added_ms, "ms")
-        if case["tokens"] > 100:
-            yield Row(f"{name}: CPU a token", None, sum(case["cpu_ms_per_token"].values()), "ms")
-    for tree in whole["trees"]:
-        yield Row(f"{tree['target']}: memory at rest (PSS)", None, tree["total"]["pss_bytes"] / 2**30, "GiB")
-        if tree["target"].startswith("Sluice"):
-            yield from _idle(tree["target"], tree["idle_cpu"])
-
-
-def _idle(target: str, idle: Mapping[str, float]) -> Iterator[Row]:
-    """Yields the CPU at rest of all processes that are no engine and belong to none, by role and together."""
-    others = {role: share for role, share in idle.items() if role.partition("/")[0] not in ENGINES}
-    for role, share in others.items():
-        yield Row(f"{target}: CPU at rest, {role}, of one core", None, 100 * share, "%")
-    whole = 100 * sum(others.values())
-    name = f"{target}: CPU at rest, all that is no engine, of one core"
-    yield Row(name, None, whole, "%", aim=f"at most {MOST_IDLE:g}", met=whole <= MOST_IDLE)
 
 
 def _waterfall(whole: Any) -> Iterator[Row]:
@@ -452,13 +421,13 @@ OTHERS: dict[str, Other] = {
     "overhead/overhead-sim.json": Other(
         "What Sluice adds to an engine: sim engines",
         "python -m benchmarks.live.overhead --only sim",
-        _overhead,
+        overhead_report.rows,
         drawn=True,
     ),
     "overhead/overhead-vllm.json": Other(
         "What Sluice adds to an engine: vLLM's CPU engines (few requests)",
         "python -m benchmarks.live.overhead --only vllm --quick",
-        _overhead,
+        overhead_report.rows,
         drawn=True,
     ),
     "overhead/waterfall.json": Other(
@@ -494,7 +463,8 @@ OTHERS: dict[str, Other] = {
         drawn=True,
     ),
     "peers/real.json": Other(
-        "Sluice, vllm-router and Ray Serve LLM on real engines, one to prefill and one to decode each, in one run",
+        "Sluice on real engines, in one run: beside vllm-router and Ray Serve LLM with one engine to prefill and one to"
+        " decode, and beside vLLM's own server and an idle Ray with one engine",
         "python -m benchmarks.peers.real",
         real_report.rows,
         drawn=True,
@@ -830,5 +800,7 @@ Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures
 *code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
 whether that code is the *same* today or has *changed*, in which case the figures are of the named commit; behind it,
 how many runs of a drawn sample were equal when later code computed them again (`python -m benchmarks verify`).
+*hot path*: whether the modules that can be compiled ran *compiled* or as *pure Python* in a live measurement; a file
+that does not say so was written before runs kept it.
 *overload*: programs that ran or waited on the cores of the machine in the minute before a live measurement, where they
 were more than the cores. Times and rates of such a file are those of a machine that other programs used too."""

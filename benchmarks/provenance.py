@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.checkout import DIGEST, Origin
+from benchmarks.live.machine import HOT_PATH
 from benchmarks.results_io import Stored, Verified
 
 UNTRACED: frozenset[str] = frozenset()
@@ -149,6 +150,8 @@ def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:
     if not {"code", "commit", "clean", "cpu", "cores", "python"} <= set(facts):
         return None
     where = f"{facts['cpu']}, {facts['cores']} cores; Python {facts['python']}"
+    # files that were written before runs kept it do not know it
+    where += f"; hot path {facts[HOT_PATH]}" if HOT_PATH in facts else ""
     return Origin(facts["code"], facts["commit"], facts["clean"], where)
 
 

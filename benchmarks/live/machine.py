@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from actors.code_form import code_form
+from actors.wire import channel
 from benchmarks.checkout import PRODUCT, cpu_model, depends_on, origin_of
 from benchmarks.results_io import json_lines, write_text
 
@@ -23,10 +25,13 @@ LIVE_CODE = (*PRODUCT, "benchmarks/live", "benchmarks/sim/profiles", "deploy")
 _PATHS = ("--out", "--logs", "--traces", "--program", "--tokenizer")
 LOAD = "load_1min_before"
 """The name of the fact that is the mean number of programs that ran or waited in the minute before."""
+HOT_PATH = "hot_path"
+"""The name of the fact that says in which form the hot path ran: `compiled` or `pure Python` (`actors.code_form`)."""
 
 
 def facts(module: str, folders: Sequence[str] = LIVE_CODE, commit: str | None = None) -> dict[str, Any]:
-    """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement by `module`.
+    """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement by `module`, and in
+    which form the hot path runs in this process and in all that inherit its environment (`HOT_PATH`).
 
     With them goes the origin of the measured code, in `folders` and in the files that the module imports: digest,
     commit, and whether the code is that of the commit. Warns on the error output if the machine is overloaded.
@@ -43,6 +48,7 @@ def facts(module: str, folders: Sequence[str] = LIVE_CODE, commit: str | None = 
         "kernel": platform.release(),
         "python": sys.version.split()[0],
         "packages": versions(),
+        HOT_PATH: code_form(channel),
         "commit": origin.commit,
         "clean": origin.clean,
         "code": origin.code,

@@ -1,13 +1,14 @@
 """Measures the cost of Sluice around an engine: latency, requests/s, CPU by process, memory (`make bench-overhead`).
 
-    python -m benchmarks.live.overhead                 all of it (some 10 minutes, most of it engines that start)
-    python -m benchmarks.live.overhead --only sim      without real engines (about 2 minutes)
+    python -m benchmarks.live.overhead                 all of it (some 15 minutes, most of it engines that start)
+    python -m benchmarks.live.overhead --only sim      without real engines (about 5 minutes)
     python -m benchmarks.live.overhead --only sim --quick --profile
 
 Starts the servers of benchmarks.live.targets one after the other, loads each over HTTP with two clients (a lean Python
 one, and wrk where it is installed), and writes JSON, Markdown and a picture: overhead.*, or overhead-sim.* with --only
-sim. What is compared is measured in one run; nothing is asserted about times. The exit status is 1 when requests failed
-or a server did not start or stop.
+sim. On sim engines Sluice decides by the shortest queue, then by its default policies. The report has the issue's aims
+for CPU time; nothing is asserted about times. The exit status is 1 when requests failed or a server did not start or
+stop. The peers are no part of this command: `make bench-overhead` runs their comparisons behind it.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from app.config import RouterConfig
 from benchmarks.live import measure, profile, targets, wrk
 from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command, facts
@@ -32,7 +34,9 @@ from benchmarks.progress import teller
 TOKENS = 16
 SIM_REQUESTS = {1: 300, 8: 2000, 32: 6000, 128: 8000}
 VLLM_REQUESTS = {1: 12, 8: 48, 32: 96}
-LONG_STREAMS, LONG_TOKENS = 8, 2000
+LONG_STREAMS, LONG_TOKENS = 8, (500, 2000)
+REST_S, QUICK_REST_S = 15.0, 3.0
+"""Seconds for which a server without load is watched. CPU times are in ticks of 10 ms, which many processes lose."""
 SIM_MAX_S = 20.0
 VLLM_MAX_S = 90.0
 WRK_S = 8.0
@@ -107,7 +111,7 @@ class Bench:
 
     def rest(self, server: Server) -> None:
         """Records memory and idle CPU of a server after its load, when late processes and growth are included."""
-        self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
+        self.results.trees.append(measure.tree_state(server, QUICK_REST_S if self.args.quick else REST_S))
 
     def streams(self, server: Server, model: str, after: Callable[[Measurement], None]) -> None:
         """Measures 16-token answers with Python and wrk, on a server that makes a token every millisecond."""
@@ -127,9 +131,20 @@ class Bench:
             self.streams(server, "bare", lambda case: None)
 
     def sim(self) -> None:
-        """Measures Sluice on sim engines."""
-        args, timing = self.args, targets.SimTiming()
-        app = targets.sim(self.folder, timing, args.prefill, args.decode)
+        """Measures Sluice on sim engines, by the shortest queue; with --profile, its processes as well."""
+        timing = targets.SimTiming()
+        app = targets.sim(self.folder, timing, self.args.prefill, self.args.decode)
+        self.on_sim(app, timing, profiled=self.args.profile)
+
+    def sim_defaults(self) -> None:
+        """Measures Sluice on sim engines with its default policies."""
+        timing = targets.SimTiming()
+        app = targets.sim_defaults(self.folder, timing, self.args.prefill, self.args.decode)
+        self.on_sim(app, timing, profiled=False)
+
+    def on_sim(self, app: Command, timing: targets.SimTiming, *, profiled: bool) -> None:
+        """Measures one Sluice on sim engines with this timing."""
+        args = self.args
         with running(app, self.say) as server:
             usage = self.first_answer(server, "sim")
             ttft_s = timing.ttft_s(int(usage["prompt_tokens"]))
@@ -137,13 +152,12 @@ class Bench:
             plan = replace(self.plan(32, 4000, SIM_MAX_S), path=COMPLETIONS)
             case = self.add(measure.with_python(server, "sim", plan, args.seed))
             measure.add_modelled(case, ttft_s, timing.step_s())
-            tokens = LONG_TOKENS // (4 if args.quick else 1)
-            long = Plan(LONG_STREAMS, LONG_STREAMS * 2, tokens, 60.0)
-            measure.add_modelled(
-                self.add(measure.with_python(server, "sim", long, args.seed)), ttft_s, timing.step_s()
-            )
+            for tokens in LONG_TOKENS[:1] if args.quick else LONG_TOKENS:
+                long = Plan(LONG_STREAMS, LONG_STREAMS * 2, tokens, 60.0)
+                case = self.add(measure.with_python(server, "sim", long, args.seed))
+                measure.add_modelled(case, ttft_s, timing.step_s())
             self.rest(server)
-            if args.profile:
+            if profiled:
                 self.profile(server)
 
     def profile(self, server: Server) -> None:
@@ -185,6 +199,7 @@ class Bench:
         if self.args.only != "vllm":
             self.part("floor", self.floor)
             self.part("sim", self.sim)
+            self.part("sim, default policies", self.sim_defaults)
         if self.args.only != "sim":
             self.vllm()
 
@@ -231,11 +246,21 @@ def _leave(number: int, _frame: Any) -> None:
     raise SystemExit(128 + number)
 
 
+def _routers() -> dict[str, RouterConfig]:
+    """Returns the router's configuration of each target on sim engines."""
+    shortest = RouterConfig.model_validate(targets.sim_args(targets.SimTiming(), 1, 1)["router"])
+    return {targets.SIM: shortest, targets.SIM_DEFAULTS: RouterConfig()}
+
+
 def _config(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "argv": vars(args) | {"out": Path(args.out).name, "wrk": bool(args.wrk)},
         "seed": args.seed,
         "tokens": TOKENS,
+        "policies": {
+            name: {"prefill": router.prefill.name, "decode": router.decode.name}
+            for name, router in _routers().items()
+        },
         "sim_requests": SIM_REQUESTS,
         "vllm_requests": VLLM_REQUESTS,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

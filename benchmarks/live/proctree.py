@@ -42,12 +42,13 @@ _NAMES = [
         (r"resource_tracker", "resource tracker"),
         (r"forkserver", "fork server"),
         (r"scripts/reap\.py", "reaper"),
+        # before the servers that their command lines name
+        (r"-m benchmarks\.peers\.(launch|real\.(beside|ray_llm|servers))\b", "launcher"),
         (r"-m app\.serve\b", "launcher"),
         (r"vllm\.entrypoints", "api server"),
         (r"benchmarks\.live\.bare", "listener"),
         (r"^vllm::router", "vllm-router"),
         (r"benchmarks\.peers\.source (\w+)", "{} source"),
-        (r"benchmarks\.peers\.launch\b", "launcher"),
     ]
 ]
 _LOCAL = {"core", "worker", "resource tracker", "fork server", "python child"}

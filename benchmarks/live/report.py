@@ -1,10 +1,11 @@
 """Presents the results of `benchmarks.live.overhead` as Markdown and as a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.experiments.base import JUDGED, Row, aimed
 from benchmarks.live.machine import save
 from benchmarks.live.measure import Measurement, TreeState
 from benchmarks.live.profile import Profile
@@ -15,6 +16,20 @@ transfer and one step, so that from c = 8 on it includes waiting for a step that
 server at the same c. Others' cores: what everything else on the machine used meanwhile; rows with more than 0.1 there
 were disturbed.
 """
+ENGINES = ("prefill", "decode", "colocated")
+"""The roles of engines among the processes of an application (`benchmarks.live.proctree`)."""
+HOT = ("ingress", "router")
+"""The roles of the processes that stand between clients and engines."""
+
+# The aims of issue 16, in milliseconds of CPU and in per cent of a core.
+MOST_HOT_MS = 0.2
+"""Aim: CPU of ingress and router a request of `AIMED_TOKENS` tokens, tokens included, at `AIMED_CLIENTS` clients."""
+AIMED_TOKENS, AIMED_CLIENTS = 16, 128
+MOST_HOT_TOKEN_MS = 0.02
+"""Aim: CPU of ingress and router a token of a stream of `LONG_TOKENS` or more."""
+LONG_TOKENS = 500
+MOST_IDLE = 5.0
+"""Aim: CPU at rest of all that is no engine, in per cent of a core."""
 
 
 @dataclass(slots=True)
@@ -40,6 +55,52 @@ class Results:
         return None
 
 
+def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
+    """Yields the figures of a result, with the issue's aims for those of Sluice that have one."""
+    for case in whole["cases"]:
+        path = "" if case["path"].endswith("chat/completions") else ", completions"
+        name = f"{case['target']}{path}, {case['client']}, c = {case['concurrency']}, {case['tokens']} tokens"
+        yield Row(f"{name}: requests/s", None, case["requests"] / case["wall_s"])
+        if "ttft_p50" in case["added"]:
+            # A file that was written before the base was kept has the difference only.
+            base_ms = case.get("base", {}).get("ttft_p50")
+            added_ms = case["added"]["ttft_p50"] if base_ms is None else case["ttft_ms"]["p50"] - base_ms
+            yield Row(f"{name}: added TTFT p50", None, added_ms, "ms")
+        if case["tokens"] > 100:
+            yield Row(f"{name}: CPU a token", None, sum(case["cpu_ms_per_token"].values()), "ms")
+        yield from _hot(name, case)
+    for tree in whole["trees"]:
+        yield Row(f"{tree['target']}: memory at rest (PSS)", None, tree["total"]["pss_bytes"] / 2**30, "GiB")
+        if tree["target"].startswith("Sluice"):
+            yield from _idle(tree["target"], tree["idle_cpu"])
+
+
+def _hot(name: str, case: Mapping[str, Any]) -> Iterator[Row]:
+    """Yields the CPU time of ingress and router in a case that has an aim for it. Sim engines alone serve as many
+    clients and tokens.
+    """
+    if not set(HOT) <= case["cpu_ms_per_request"].keys():
+        return
+    if (case["tokens"], case["concurrency"]) == (AIMED_TOKENS, AIMED_CLIENTS):
+        ms = sum(case["cpu_ms_per_request"][role] for role in HOT)
+        row = Row(f"{name}: CPU of ingress and router a request", None, ms, "ms")
+        yield aimed(row, f"at most {MOST_HOT_MS:g} ms", most=MOST_HOT_MS)
+    if case["tokens"] >= LONG_TOKENS:
+        ms = sum(case["cpu_ms_per_token"][role] for role in HOT)
+        row = Row(f"{name}: CPU of ingress and router a token", None, ms, "ms")
+        yield aimed(row, f"at most {MOST_HOT_TOKEN_MS:g} ms", most=MOST_HOT_TOKEN_MS)
+
+
+def _idle(target: str, idle: Mapping[str, float]) -> Iterator[Row]:
+    """Yields the CPU at rest of all processes that are no engine and belong to none, by role and together."""
+    others = {role: share for role, share in idle.items() if role.partition("/")[0] not in ENGINES}
+    for role, share in others.items():
+        yield Row(f"{target}: CPU at rest, {role}, of one core", None, 100 * share, "%")
+    name = f"{target}: CPU at rest, all that is no engine, of one core"
+    row = Row(name, None, 100 * sum(others.values()), "%")
+    yield aimed(row, f"at most {MOST_IDLE:g}", most=MOST_IDLE)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table whose first column is text and whose others are numbers."""
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["--:"] * (len(head) - 1)) + "|"]
@@ -56,6 +117,8 @@ def markdown(results: Results) -> str:
     )
     parts = [head, "## Latency and throughput\n", latency_table(results.cases), LEGEND]
     parts += ["\n## In short\n", *(f"- {line}" for line in summary(results))]
+    if judged := [row for row in rows(asdict(results)) if row.aim]:
+        parts += ["\n## Aims\n", aims_table(judged)]
     parts += ["\n## CPU, ms a request\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_request, 3)]
     parts += ["\n## CPU, µs a token\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_token, 1, 1e3)]
     for tree in results.trees:
@@ -69,6 +132,12 @@ def markdown(results: Results) -> str:
     if results.notes:
         parts += ["\n## Notes\n", *(f"- {note}" for note in results.notes)]
     return "\n".join(parts) + "\n"
+
+
+def aims_table(judged: Sequence[Row]) -> str:
+    """Returns a table with a row for each figure that has an aim."""
+    cells = [[row.name, f"{row.ours:.3g} {row.unit}", row.aim, JUDGED[row.met]] for row in judged]
+    return table(["figure", "ours", "aim", ""], cells)
 
 
 def latency_table(cases: Sequence[Measurement]) -> str:

@@ -1,7 +1,7 @@
 """The commands and configurations of the servers that are compared, and the times of the modelled engine itself.
 
 `bare`     a listener that does nothing but write chunks (benchmarks.live.bare): the floor for this client and machine
-`sim`      Sluice on timing-model engines: 1 ms a step, 1 ms a prefill
+`sim`      Sluice on timing-model engines: 1 ms a step, 1 ms a prefill; by the shortest queue, or by default policies
 `engine`   vLLM's own OpenAI server, without Sluice
 `sluice`   Sluice with the same engine, colocated, on the same cores
 `sluice-pd`  Sluice with prefill and decode separated: two engines, which share the cores
@@ -22,6 +22,8 @@ from benchmarks.live.servers import ROOT, Command, ServerError, free_ports, pyth
 MODEL = "smollm2-135m-instruct"
 # vLLM's console command looks up a distribution `vllm`, which the CPU wheel is not; this module starts the same server.
 API_SERVER = "vllm.entrypoints.openai.api_server"
+SIM, SIM_DEFAULTS = "Sluice, sim engines", "Sluice, sim engines, default policies"
+"""The names of Sluice on sim engines in reports: by the shortest queue for both tasks, and by its default policies."""
 GPU_SHARE = 0.5
 """The part of a GPU that Ray reserves for an engine: two of them share one. It bounds no memory."""
 
@@ -84,7 +86,14 @@ def sim(
     args = sim_args(timing, prefill, decode)
     if options:
         args["ingress"] = {"options": dict(options)}
-    return sluice_app("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
+    return sluice_app(SIM, folder / "sim.yaml", args, 120.0)
+
+
+def sim_defaults(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
+    """Returns the command of Sluice on the same engines with the policies that it has by default."""
+    args = sim_args(timing, prefill, decode)
+    del args["router"]
+    return sluice_app(SIM_DEFAULTS, folder / "sim-defaults.yaml", args, 120.0)
 
 
 def sim_args(timing: SimTiming, prefill: int, decode: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 
 from benchmarks.checkout import commit
 from benchmarks.live import measure, targets, wrk
-from benchmarks.live.machine import command, facts, save
+from benchmarks.live.machine import HOT_PATH, command, facts, save
 from benchmarks.live.measure import COMPLETIONS, Plan
 from benchmarks.live.servers import ROOT, Command, Server, python, running
 
@@ -118,6 +118,20 @@ def pure_of(base: Path, side: str) -> dict[str, str]:
     Only the sources of one checkout are compiled in an environment, so two checkouts are compared in pure Python.
     """
     return {"SLUICE_PURE": "" if (side, base) == ("ours", ROOT) else "1"}
+
+
+def form_of_sides(base: Path) -> str:
+    """Returns in which form the hot path of the sides runs, which is not always that of this process (`pure_of`)."""
+    if base != ROOT:
+        return "pure Python on both sides"
+    probe = (
+        "from actors.code_form import code_form; from actors.wire import channel; print(code_form(channel))"
+    )
+    environment = os.environ | pure_of(base, "ours")
+    asked = subprocess.run(
+        python("-c", probe), cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    return f"{asked.stdout.strip()}, of the base pure Python"
 
 
 def served_by(
@@ -369,7 +383,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "versus")
     args = parser.parse_args(argv)
-    other, started_s, machine = args.base.resolve(), time.time(), facts("benchmarks.live.versus")
+    other, started_s = args.base.resolve(), time.time()
+    machine = facts("benchmarks.live.versus") | {HOT_PATH: form_of_sides(other)}
     samples: list[dict[str, Any]] = []
     if args.only != "decisions":
         executable = wrk.find(args.wrk)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.live import waterfall
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(600), pytest.mark.nightly]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 def test_every_followed_request_of_a_whole_application_has_its_way(tmp_path: Path) -> None:

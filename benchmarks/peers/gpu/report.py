@@ -15,7 +15,7 @@ INTERVALS = 2
 def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
     """Yields the ratios of both comparisons, as far as they ran."""
     for compared in COMPARISONS.values():
-        yield from real.rows(whole, compared)
+        yield from real.ratios(whole, compared)
 
 
 def markdown(whole: Mapping[str, Any]) -> str:
@@ -40,7 +40,7 @@ def markdown(whole: Mapping[str, Any]) -> str:
             f"## {NAMES[name][0].upper()}{NAMES[name][1:]}",
             f"{ran} of {wanted} rounds ran.{few}",
             real.medians(whole, compared),
-            ratio_table(list(real.rows(whole, compared))),
+            ratio_table(list(real.ratios(whole, compared))),
         ]
     return "\n\n".join(parts)
 

@@ -1,22 +1,25 @@
-"""Measures Sluice, vllm-router and Ray Serve LLM on real engines, in turn in one run (`make bench-peers-real`).
+"""Measures Sluice and others on real engines, in turn in one run (`make bench-peers-real`).
 
-    python -m benchmarks.peers.real              four rounds of all rows (some 50 minutes on two cores)
-    python -m benchmarks.peers.real --quick      two rounds of short rows, whose figures say nothing (20 minutes)
-    python -m benchmarks.peers.real --sides sluice ray      without vllm-router
+    python -m benchmarks.peers.real              four rounds of all rows (some 75 minutes on two cores)
+    python -m benchmarks.peers.real --quick      two rounds of short rows, whose figures say nothing (half as long)
+    python -m benchmarks.peers.real --sides sluice ray          without vllm-router
+    python -m benchmarks.peers.real --sides colocated vllm      one engine, beside vLLM's own server
 
-Every side has one prefill and one decode engine of the installed vLLM with SmolLM2-135M in float32
-(`benchmarks.peers.real.sides`), serves alone, and is measured by the same client; the order changes from round to
-round. First the idle side is watched, then come the rows (`benchmarks.peers.real.rows`), in which the aims stand, too.
-A row's ratio is paired by round: the geometric mean of Sluice / peer, with the 95 % interval of Student's t on the
-logarithms. A finished side of a round is kept (`benchmarks.live.kept`), and the same command goes on after it. The exit
-status is 1 if a request failed or a server misbehaved; no time makes it fail.
+Two comparisons alternate. With one prefill and one decode engine Sluice stands beside vllm-router and Ray Serve LLM;
+with one engine that does both it stands beside vLLM's own server, which has an idle Ray beside it. The engines are of
+the installed vLLM with SmolLM2-135M in float32 (`benchmarks.peers.real.sides`). Every side serves alone and is measured
+by the same client; the order changes from round to round. First the idle side is watched, then come the rows
+(`benchmarks.peers.real.rows`), in which the aims stand, too. A row's ratio is paired by round: the geometric mean of
+Sluice / peer, with the 95 % interval of Student's t on the logarithms. A finished side of a round is kept
+(`benchmarks.live.kept`), and the same command goes on after it. The exit status is 1 if a request failed or a server
+misbehaved; no time makes it fail.
 """
 
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,9 +32,9 @@ from benchmarks.live.servers import ServerError, running
 from benchmarks.peers import environment as router_environment
 from benchmarks.peers import turns
 from benchmarks.peers.real import environment as ray_environment
-from benchmarks.peers.real.report import draw, markdown, rows
-from benchmarks.peers.real.rows import CASES, sample_of
-from benchmarks.peers.real.sides import OPTIONS, RAY, ROUTER, SIDES, command_of
+from benchmarks.peers.real.report import COMPARISONS, comparison_of, draw, markdown, rows
+from benchmarks.peers.real.rows import sample_of
+from benchmarks.peers.real.sides import ONE_OPTIONS, OPTIONS, RAY, ROUTER, SIDES, command_of
 from benchmarks.progress import teller
 
 CODE = (*LIVE_CODE, "benchmarks/peers")
@@ -73,7 +76,7 @@ def measured(setup: Setup, peers: Peers, number: int, side: str, folder: Path, s
         time.sleep(SETTLE_S)
         idle = measure.tree_state(server, QUICK_IDLE_S if setup.quick else IDLE_S)
         samples = []
-        for case in CASES.values():
+        for case in comparison_of(side).cases.values():
             plan = case.plan(setup.quick)
             found = measure.with_python(server, targets.MODEL, plan, setup.seed + number)
             samples.append(sample_of(found, case.name))
@@ -95,10 +98,19 @@ def run(setup: Setup, peers: Peers, kept: Parts, say: Say) -> list[dict[str, Any
     found = []
     with tempfile.TemporaryDirectory(prefix="sluice-peers-") as folder:
         for number in range(setup.rounds):
-            for side in turns.order(setup.sides, number):
+            for side in round_of(setup, number):
                 part = partial(measured, setup, peers, number, side, Path(folder), say)
                 found.append(kept.once(f"round {number + 1}, {side}", part, say))
     return found
+
+
+def round_of(setup: Setup, number: int) -> Iterator[str]:
+    """Yields the sides of a round in their order. Those that are compared follow one another, so that little time lies
+    between the figures of a pair.
+    """
+    for compared in COMPARISONS.values():
+        if sides := [side for side in compared.sides if side in setup.sides]:
+            yield from turns.order(sides, number)
 
 
 def failures(whole: Mapping[str, Any]) -> dict[str, int]:
@@ -122,7 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds = args.rounds or (turns.QUICK_ROUNDS if args.quick else ROUNDS)
         setup = Setup(rounds, tuple(args.sides), args.seed, args.quick)
         machine = facts("benchmarks.peers.real.__main__", CODE)
-        config = {**asdict(setup), "rows": list(CASES), "engines": asdict(OPTIONS)}
+        config = {
+            **asdict(setup),
+            "rows": {heading: list(compared.cases) for heading, compared in COMPARISONS.items()},
+            "engines": {"two": asdict(OPTIONS), "one": asdict(ONE_OPTIONS)},
+        }
         versions = router_environment.versions() if peers.program else {}
         versions |= {"ray-serve-llm": ", ".join(ray_environment.REQUIREMENTS)} if peers.interpreter else {}
         kept = Parts(NAME, machine, {**config, "peers": versions})

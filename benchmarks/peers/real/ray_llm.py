@@ -10,7 +10,6 @@ under Sluice.
 
 import argparse
 import json
-import os
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.live.targets import MODEL, EngineOptions
-from benchmarks.peers.real.sides import cores, engine_environment, kv_transfer
+from benchmarks.peers.real.sides import cores, engine_environment, kv_transfer, prepare_ray
 
 ONGOING = 1024
 """The requests that a replica may run at once: more than there are clients."""
@@ -56,11 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    # loopback only, and the priority that Sluice's Ray has
-    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray gives its processes 30 s, too little for a machine that is busy with something else
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    prepare_ray()
     # These import vLLM, which takes seconds, and are installed in this command's environment only.
     import ray
     from ray import serve

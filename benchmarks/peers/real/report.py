@@ -1,15 +1,27 @@
 """The report of Sluice beside others on real engines: figures of every side, ratios paired by round, and a plot."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from benchmarks.experiments.base import Row
 from benchmarks.live.versus import ratio_of
-from benchmarks.peers.real.rows import CASES, CPU, IDLE, MEMORY, TPOT_P50, Case, aim
-from benchmarks.peers.real.sides import SIDES
+from benchmarks.peers.real.rows import (
+    CASES,
+    CPU,
+    IDLE,
+    MEMORY,
+    ONE_CASES,
+    TPOT_P50,
+    Case,
+    aim,
+    aim_one,
+)
+from benchmarks.peers.real.sides import COLOCATED, RAY, ROUTER, SIDES, SLUICE, VLLM
 from benchmarks.peers.report import ratio_table, rounded, row_of
 from benchmarks.peers.rows import RATE, TTFT_P50, Aim
 from benchmarks.plots import figure, save
@@ -50,8 +62,20 @@ class Comparison:
         return list(self.sides)[1:]
 
 
-REAL = Comparison(SIDES, CASES, aim)
-"""The comparison of `python -m benchmarks.peers.real`."""
+def _named(*sides: str) -> dict[str, str]:
+    return {side: SIDES[side] for side in sides}
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "One prefill and one decode engine": Comparison(_named(SLUICE, ROUTER, RAY), CASES, aim),
+    "One engine": Comparison(_named(COLOCATED, VLLM), ONE_CASES, aim_one),
+}
+"""The comparisons of `python -m benchmarks.peers.real` by their headings, in the order in which they are measured."""
+
+
+def comparison_of(side: str) -> Comparison:
+    """Returns the comparison to which a side belongs."""
+    return next(one for one in COMPARISONS.values() if side in one.sides)
 
 
 def values(whole: Mapping[str, Any], side: str, row: str, measure: str) -> dict[int, float]:
@@ -76,8 +100,14 @@ def idle(whole: Mapping[str, Any], side: str) -> dict[str, dict[int, float]]:
     }
 
 
-def rows(whole: Mapping[str, Any], compared: Comparison = REAL) -> Iterator[Row]:
-    """Yields the ratios by row and peer, then those of the sides without load."""
+def rows(whole: Mapping[str, Any]) -> Iterator[Row]:
+    """Yields the ratios of all comparisons, as far as they were measured."""
+    for compared in COMPARISONS.values():
+        yield from ratios(whole, compared)
+
+
+def ratios(whole: Mapping[str, Any], compared: Comparison) -> Iterator[Row]:
+    """Yields the ratios of a comparison by row and peer, then those of the sides without load."""
     for case in compared.cases.values():
         for peer in compared.peers:
             for measure in COMPARED:
@@ -119,16 +149,20 @@ def _ratio(
 def markdown(whole: Mapping[str, Any]) -> str:
     """Returns the whole report."""
     rounds = whole["config"]["rounds"]
-    return "\n\n".join(
-        [
-            f"# Sluice, vllm-router and Ray Serve LLM on real engines, {rounds} rounds in turn",
-            "One prefill and one decode engine of vLLM on every side, SmolLM2-135M in float32, KV over NIXL; "
-            "the client runs on the same cores.",
-            "## Medians of every side\n\n" + medians(whole, REAL),
-            "## Ratios, 95 % intervals, and aims\n\n" + ratio_table(list(rows(whole))),
-            "## Without load: cores by process, medians\n\n" + _idle(whole),
-        ]
-    )
+    parts = [
+        f"# Sluice and others on real engines, {rounds} rounds in turn",
+        "Engines of vLLM with SmolLM2-135M in float32, the same on every side of a comparison. With two engines KV goes"
+        " over NIXL. The client runs on the same cores.",
+    ]
+    for heading, compared in COMPARISONS.items():
+        if measured := {part["side"] for part in whole["parts"]} & compared.sides.keys():
+            parts += [f"## {heading}: medians of every side", medians(whole, compared)]
+            if compared.ours in measured:
+                parts += [
+                    f"## {heading}: ratios, 95 % intervals, and aims",
+                    ratio_table(list(ratios(whole, compared))),
+                ]
+    return "\n\n".join([*parts, "## Without load: cores by process, medians", _idle(whole)])
 
 
 def medians(whole: Mapping[str, Any], compared: Comparison) -> str:
@@ -168,26 +202,40 @@ def _idle(whole: Mapping[str, Any]) -> str:
 
 
 def draw(whole: Mapping[str, Any], folder: Path, name: str) -> None:
-    """Writes a plot of all sides and rows, one panel a measure: medians over the rounds as bars, each round a dot."""
-    made, axes = figure(columns=2, rows=2)
-    sides = [side for side in SIDES if values(whole, side, next(iter(CASES)), RATE)]
-    width = 0.8 / max(1, len(sides))
-    for one, measure, title in zip(
-        axes,
-        (RATE, TTFT_P50, TPOT_P50, CPU),
-        ("Requests/s", "TTFT p50, ms", "TPOT p50, ms", "CPU a token of all processes, ms"),
-        strict=True,
-    ):
-        for at, side in enumerate(sides):
-            heights = [list(values(whole, side, row, measure).values()) for row in CASES]
-            places = [place + (at - (len(sides) - 1) / 2) * width for place in range(len(CASES))]
-            one.bar(places, [median(h) if h else 0.0 for h in heights], 0.9 * width, label=SIDES[side])
-            for place, own in zip(places, heights, strict=True):
-                one.plot([place] * len(own), own, ".", color="black", markersize=3)
-        one.set_xticks(range(len(CASES)), [_short(case) for case in CASES.values()], fontsize=8)
-        one.set_title(title)
-    axes[0].legend(fontsize=8)
+    """Writes a plot of all sides and rows, one panel a measure: medians over the rounds as bars, each round a dot.
+
+    The panels of a comparison that was not measured stay away.
+    """
+    shown = (
+        (RATE, "Requests/s"),
+        (TTFT_P50, "TTFT p50, ms"),
+        (TPOT_P50, "TPOT p50, ms"),
+        (CPU, "CPU a token of all processes, ms"),
+    )
+    made, axes = figure(columns=len(shown), rows=len(COMPARISONS))
+    for number, compared in enumerate(COMPARISONS.values()):
+        panels = axes[number * len(shown) : (number + 1) * len(shown)]
+        sides = [side for side in compared.sides if values(whole, side, next(iter(compared.cases)), RATE)]
+        for panel, (measure, title) in zip(panels, shown, strict=True):
+            panel.set_visible(bool(sides))
+            _bars(panel, whole, compared.cases, sides, measure)
+            panel.set_title(title)
+        if sides:
+            panels[0].legend(fontsize=8)
     save(folder, name, made)
+
+
+def _bars(
+    panel: Axes, whole: Mapping[str, Any], cases: Mapping[str, Case], sides: Sequence[str], measure: str
+) -> None:
+    width = 0.8 / max(1, len(sides))
+    for at, side in enumerate(sides):
+        heights = [list(values(whole, side, row, measure).values()) for row in cases]
+        places = [place + (at - (len(sides) - 1) / 2) * width for place in range(len(cases))]
+        panel.bar(places, [median(h) if h else 0.0 for h in heights], 0.9 * width, label=SIDES[side])
+        for place, own in zip(places, heights, strict=True):
+            panel.plot([place] * len(own), own, ".", color="black", markersize=3)
+    panel.set_xticks(range(len(cases)), [_short(case) for case in cases.values()], fontsize=8)
 
 
 def _short(case: Case) -> str:

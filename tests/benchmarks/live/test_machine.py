@@ -1,11 +1,14 @@
 """The code that a live result says it measured, at both ends of the measurement."""
 
 import json
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks import provenance
 from benchmarks.checkout import Origin, code_digest, imported
 from benchmarks.live import machine
 from benchmarks.live.kept import Parts
@@ -17,6 +20,9 @@ MODULES = {
     "benchmarks.experiments.validate_live": "benchmarks/sim/cluster.py",
     "benchmarks.experiments.validate_live ": "benchmarks/experiments/agreement.py",
 }
+
+
+COMPILED = ExtensionFileLoader("channel", "channel.so")
 
 
 def measured(folder: Path, **more: Any) -> dict[str, Any]:
@@ -63,6 +69,31 @@ def test_the_measured_code_is_the_product_its_configuration_and_all_that_the_mod
     ]
     assert set(beyond) <= code_of and MODULES[module] in code_of
     assert found["code"] == code_digest(code_of) and found["code"].startswith("v2:")
+
+
+@pytest.mark.pure
+def test_the_form_of_the_hot_path_is_a_fact() -> None:
+    assert facts("benchmarks.live.balance")["hot_path"] == "pure Python"
+
+
+def test_the_form_of_the_hot_path_is_that_of_the_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "channel", SimpleNamespace(__spec__=SimpleNamespace(loader=COMPILED)))
+    assert facts("benchmarks.live.balance")["hot_path"] == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [
+        ({}, "commit abc, code v2:1; c, 2 cores; Python 3"),
+        ({"hot_path": "compiled"}, "commit abc, code v2:1; c, 2 cores; Python 3; hot path compiled"),
+    ],
+)
+def test_documents_show_the_form_of_the_hot_path_where_it_is_known(known: dict[str, str], shown: str) -> None:
+    whole = {
+        "machine": {"code": "v2:1", "commit": "abc", "clean": True, "cpu": "c", "cores": 2, "python": "3"}
+    }
+    whole["machine"] |= known
+    assert provenance.shown(provenance.of_other(whole)) == shown
 
 
 def test_a_result_whose_code_changed_meanwhile_is_put_aside(

@@ -49,6 +49,16 @@ TRACKER = ["python", "-c", "from multiprocessing.resource_tracker import main;ma
         (["vllm::router"], "vllm-router"),
         (["python", "-m", "benchmarks.peers.source", "decode", "--port", "1"], "decode source"),
         (["python", "-m", "benchmarks.peers.launch", "--program", "/x/vllm-router"], "launcher"),
+        (["python", "-m", "benchmarks.peers.real.servers", "--program", "/x/vllm-router"], "launcher"),
+        (
+            [
+                "python",
+                "-m",
+                "benchmarks.peers.real.beside",
+                *("python", "-m", "vllm.entrypoints.openai.api_server"),
+            ],
+            "launcher",
+        ),
         (["sleep", "10"], None),
         ([], None),
     ],

@@ -1,16 +1,18 @@
 """The report says what was measured, and is written in three forms."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.checkout import code_digest
+from benchmarks.document import RESULTS, section
 from benchmarks.live import coldstart, overhead
 from benchmarks.live.measure import Measurement, TreeState, add_difference, add_modelled, bodies, prompts
 from benchmarks.live.profile import Profile, Spot
-from benchmarks.live.report import Results, cpu_table, markdown, summary, write
+from benchmarks.live.report import Results, cpu_table, markdown, rows, summary, write
 
 MACHINE = {
     "cpu": "CPU",
@@ -76,6 +78,59 @@ def test_the_figures_that_tell_most() -> None:
     assert "added TTFT p50 2.50 ms" in said
     assert "long streams cost 0.040 ms CPU a token" in said
     assert "whole tree 2.00 GiB" in said
+
+
+def judged(
+    *cases: Measurement, idle: dict[str, float] | None = None
+) -> dict[str, tuple[float | None, str, bool | None]]:
+    """The rows with an aim of these cases, and of a server with this CPU at rest: figure, aim and verdict by name."""
+    whole = asdict(results(*cases))
+    for tree in whole["trees"]:
+        tree["idle_cpu"] = idle or {}
+    return {row.name: (row.ours, row.aim, row.met) for row in rows(whole) if row.aim}
+
+
+def test_the_aims_of_the_issue_are_judged_where_they_stand() -> None:
+    busy = case(concurrency=128, cpu_ms_per_request={"ingress": 0.18, "router": 0.16, "decode": 0.9})
+    lean = case(
+        concurrency=128, client="wrk", cpu_ms_per_request={"ingress": 0.1, "router": 0.1, "decode": 0.9}
+    )
+    long = case(concurrency=8, tokens=500, cpu_ms_per_request={"ingress": 4.0, "router": 5.0})
+    long.cpu_ms_per_token = {"ingress": 0.008, "router": 0.01, "decode": 0.5}
+    found = judged(busy, lean, long, case(), idle={"gcs": 0.03, "ingress": 0.021, "decode": 0.4})
+    at = "Sluice, sim engines"
+    assert found == {
+        f"{at}, python, c = 128, 16 tokens: CPU of ingress and router a request": (
+            pytest.approx(0.34),
+            "at most 0.2 ms",
+            False,
+        ),
+        f"{at}, wrk, c = 128, 16 tokens: CPU of ingress and router a request": (
+            pytest.approx(0.2),
+            "at most 0.2 ms",
+            True,
+        ),
+        f"{at}, python, c = 8, 500 tokens: CPU of ingress and router a token": (
+            pytest.approx(0.018),
+            "at most 0.02 ms",
+            True,
+        ),
+        # the engine is not counted
+        f"{at}: CPU at rest, all that is no engine, of one core": (pytest.approx(5.1), "at most 5", False),
+    }
+    text = markdown(results(busy))
+    assert "CPU of ingress and router a request | 0.34 ms | at most 0.2 ms | missed |" in text
+
+
+def test_other_servers_have_no_aim() -> None:
+    floor = case(target="bare listener", concurrency=128, cpu_ms_per_request={"listener": 0.1})
+    assert [name for name in judged(floor) if "bare" in name] == []
+
+
+def test_the_committed_results_say_whether_the_aims_are_met() -> None:
+    found = {row.name: row.met for row in section(RESULTS, "overhead/overhead-sim.json").rows if row.aim}
+    at = "Sluice, sim engines, python, c = 128, 16 tokens: CPU of ingress and router a request"
+    assert found[at] is not None and len(found) >= 4
 
 
 def test_what_is_added() -> None:

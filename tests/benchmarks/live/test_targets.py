@@ -38,6 +38,21 @@ def test_sim(tmp_path: Path) -> None:
         assert profile.kv_bytes_per_token == TICK_1MS.kv_bytes_per_token
 
 
+def test_sim_has_the_shortest_queue_or_the_policies_that_are_the_default(tmp_path: Path) -> None:
+    timing, found = targets.SimTiming(), {}
+    for number, made in enumerate((targets.sim, targets.sim_defaults)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        name = made(folder, timing, prefill=1, decode=1).name
+        (file,) = folder.iterdir()
+        config = parse(application(file))
+        found[name] = (config.router.prefill.name, config.router.decode.name)
+    assert found == {
+        "Sluice, sim engines": ("join_shortest_queue", "join_shortest_queue"),
+        "Sluice, sim engines, default policies": ("join_shortest_queue", "composition"),
+    }
+
+
 @pytest.mark.parametrize(("disaggregated", "roles"), [(False, ["colocated"]), (True, ["prefill", "decode"])])
 def test_vllm(tmp_path: Path, disaggregated: bool, roles: list[str]) -> None:
     options = targets.EngineOptions()

@@ -1,4 +1,7 @@
-"""The comparison in a short form, on real servers: every row is answered whole; no time is looked at."""
+"""The comparison in a short form, on real servers: every row is answered whole; no time is looked at.
+
+Sluice and the floor run with all tests, so that an error in the benchmark shows at once; vllm-router need not be here.
+"""
 
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from benchmarks.peers.report import markdown, rows
 from benchmarks.peers.rows import PYTHON, WRK, Case
 from benchmarks.peers.sides import BARE, HOT, LEAN, ROUTER, SIDES, SLUICE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900), pytest.mark.nightly]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 CHOSEN = (
     Case(PYTHON, 8),
@@ -34,10 +37,13 @@ def silent(_text: str) -> None:
         pytest.param(
             (ROUTER, LEAN),
             id="vllm-router",
-            marks=pytest.mark.skipif(
-                environment.installed() is None,
-                reason="vllm-router is not here: python -m benchmarks.peers.environment installs it",
-            ),
+            marks=[
+                pytest.mark.nightly,
+                pytest.mark.skipif(
+                    environment.installed() is None,
+                    reason="vllm-router is not here: python -m benchmarks.peers.environment installs it",
+                ),
+            ],
         ),
     ],
 )

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.experiments.base import Row
 from benchmarks.peers.real.__main__ import failures
-from benchmarks.peers.real.report import draw, markdown, rows
-from benchmarks.peers.real.rows import CASES
-from benchmarks.peers.real.sides import RAY, ROUTER, SLUICE
+from benchmarks.peers.real.report import COMPARISONS, comparison_of, draw, markdown, rows
+from benchmarks.peers.real.rows import CASES, ONE_CASES
+from benchmarks.peers.real.sides import COLOCATED, RAY, ROUTER, SIDES, SLUICE, VLLM
 
 FIRST, SECOND = list(CASES)[:2]
 
@@ -31,7 +31,7 @@ def part(number: int, side: str, rate: float, ttft_ms: float, idle: float) -> di
         "round": number,
         "side": side,
         "idle": {"idle_cpu": {"ingress": idle, "gcs": 0.001}, "total": {"pss_bytes": 3 * 2**30}},
-        "rows": [{"row": name, **row} for name in CASES],
+        "rows": [{"row": name, **row} for name in comparison_of(side).cases],
     }
 
 
@@ -48,9 +48,46 @@ def result() -> dict[str, Any]:
     return {"config": {"rounds": 2}, "parts": parts}
 
 
+def one_engine(*rates: tuple[float, float]) -> dict[str, Any]:
+    """Rounds in which Sluice's one engine and vLLM's own server have these rates."""
+    parts = [
+        part(number, side, rate, 100.0, 0.1)
+        for number, pair in enumerate(rates)
+        for side, rate in zip((COLOCATED, VLLM), pair, strict=True)
+    ]
+    return {"config": {"rounds": len(rates)}, "parts": parts}
+
+
 def row_of(name: str) -> Row:
     [found] = [row for row in rows(result()) if row.name == name]
     return found
+
+
+def test_each_side_belongs_to_one_comparison() -> None:
+    assert [side for one in COMPARISONS.values() for side in one.sides] == list(SIDES)
+    assert comparison_of(VLLM).ours == COLOCATED and comparison_of(RAY).ours == SLUICE
+
+
+@pytest.mark.parametrize(
+    ("rates", "met"),
+    [
+        # 0.99 in both rounds: the interval has no width
+        (((9.9, 10.0), (4.95, 5.0)), True),
+        (((9.7, 10.0), (4.85, 5.0)), False),
+        # 1.1 and 0.9: the interval of two such rounds holds everything
+        (((11.0, 10.0), (4.5, 5.0)), None),
+    ],
+)
+def test_one_engine_has_the_aim_of_98_percent_in_every_row(
+    rates: tuple[tuple[float, float], ...], met: bool | None
+) -> None:
+    found = {row.name: row for row in rows(one_engine(*rates))}
+    for name in ONE_CASES:
+        row = found[f"{name}: requests/s, Sluice / vLLM's own server beside an idle Ray"]
+        assert (row.aim, row.met) == ("at least 0.98", met) and row.half_width is not None
+    assert sum(bool(row.aim) for row in found.values()) == len(ONE_CASES)
+    text = markdown(one_engine(*rates))
+    assert "## One engine: ratios" in text and "One prefill and one decode" not in text
 
 
 def test_ratios_are_paired_by_round_and_compared_with_their_aims() -> None:
@@ -81,8 +118,8 @@ def test_the_tables_have_all_sides_and_the_processes_that_are_busy_without_load(
 
 def test_the_plot_is_drawn_also_without_a_side(tmp_path: Path) -> None:
     draw(result(), tmp_path, "real")
-    whole = result()
-    whole["parts"] = [one for one in whole["parts"] if one["side"] == SLUICE]
+    whole = one_engine((9.9, 10.0))
+    whole["parts"] = [one for one in whole["parts"] if one["side"] == VLLM]
     draw(whole, tmp_path, "alone")
     for name in ("real", "alone"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
