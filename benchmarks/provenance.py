@@ -46,12 +46,7 @@ MISSING = frozenset(
 A file enters with the code that measures it, and leaves when it is committed.
 """
 
-LOST = frozenset(
-    {
-        "experiments/scaling/scaling_burst.json",
-        "experiments/scaling/scaling_diurnal.json",
-    }
-)
+LOST: frozenset[str] = frozenset()
 """Committed files of which the commit is in no history any more, relative to `benchmarks/results`: what came into the
 history was one commit of all that was changed after it, too. Their runs were made and their digests are true, but
 nobody can find the code again, and the documents say so.

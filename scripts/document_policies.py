@@ -40,8 +40,8 @@ HEAD = """# Policies
   the router a fraction of the composition's CPU time for a request ([results.md](results.md), "Time of a decision").
 - **Prompts share prefixes (chat, RAG, agents):** prefill by `predicted_ttft`; fit its two constants to your engines.
 - **KV moves between racks or pods:** decode by `netkv`, describe the network in `router.network.file`, and set
-  `contention: shared`. The paper's own count of transfers, the default, made TTFT longer than no count at all in most cells
-  that were simulated ([design.md](design.md), section 3.3).
+  `contention: shared`. The paper's own count of transfers, the default, made TTFT longer than no count at all in most
+  cells that were simulated ([design.md](design.md), section 3.3).
 - **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else
   `balance_route_0`.
 - **Both of these, under load:** decode by `composition`, with the network and a predictor.
