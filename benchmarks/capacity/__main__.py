@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     machine, say, client = facts(MODULE, CODE), teller(), wrk.find(args.wrk)
     if client is None:
-        say("wrk is not installed (Debian: apt install wrk): the Python client takes a larger part of the cores")
+        say(
+            "wrk is not installed (Debian: apt install wrk): the Python client takes a larger part of the cores"
+        )
     config = {"ladder": asdict(ladder), "tokens": TOKENS, "seed": args.seed, "wrk": client is not None}
     kept = Parts("capacity", machine, config)
     found: list[dict[str, Any]] = []

@@ -111,7 +111,9 @@ def _fork(slot: Slot) -> int:
         # the benchmarks know the role of a process by this title (`benchmarks.live.proctree`)
         setproctitle.setproctitle(f"ray::ServeReplica:sluice:{slot.title}")
         logging.basicConfig(
-            stream=sys.stderr, level=logging.WARNING, format=f"%(asctime)s {slot.title} %(process)d %(message)s"
+            stream=sys.stderr,
+            level=logging.WARNING,
+            format=f"%(asctime)s {slot.title} %(process)d %(message)s",
         )
         run_fast(_serve(slot.run))
     except BaseException:

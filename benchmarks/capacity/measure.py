@@ -112,28 +112,36 @@ def application(cell: Cell, folder: Path, most_clients: int) -> Command:
 def measure_cell(
     cell: Cell, ladder: Ladder, folder: Path, wrk: str | None, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Returns what the cell's application does: all rungs, the common one again, TTFT, and what ingresses decided
-    without the router. Without `wrk` the Python client climbs, too.
-
-    Raises ServerError or MeasureError where it cannot be measured.
+    """Starts the cell's application, and returns what `measured` found. Raises ServerError or MeasureError where it
+    cannot be measured.
     """
     with running(application(cell, folder, ladder.rungs[-1]), say) as server:
-        wait_whole(server, cell)
-        measure.first_answer(server, "sim", TOKENS)
-        rungs: list[dict[str, Any]] = []
+        return measured(server, cell, ladder, wrk, seed, say)
 
-        def loaded(clients: int) -> float:
-            rungs.append(figures(_load(server, clients, ladder, wrk, seed + len(rungs))))
-            say(f"  {clients} clients: {rungs[-1]['requests_per_s']:,.0f} requests/s")
-            return float(rungs[-1]["requests_per_s"])
 
-        best = climb(ladder, loaded)
-        common = [rung for rung in rungs if rung["concurrency"] == ladder.common]
-        for number in range(1, ladder.repeats):
-            common.append(figures(_load(server, ladder.common, ladder, wrk, seed + 100 + number)))
-        plan = Plan(best, ladder.ttft_requests, TOKENS, float(ladder.seconds))
-        timed = figures(measure.with_python(server, "sim", plan, seed + 200))
-        decided = sum(fallbacks for _, fallbacks in ingresses_of(server, cell).values())
+def measured(
+    server: Server, cell: Cell, ladder: Ladder, wrk: str | None, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the cell with all rungs, the common one again, TTFT, and what ingresses decided without the router.
+
+    Without `wrk` the Python client climbs, too. Raises ServerError or MeasureError.
+    """
+    wait_whole(server, cell)
+    measure.first_answer(server, "sim", TOKENS)
+    rungs: list[dict[str, Any]] = []
+
+    def loaded(clients: int) -> float:
+        rungs.append(figures(_load(server, clients, ladder, wrk, seed + len(rungs))))
+        say(f"  {clients} clients: {rungs[-1]['requests_per_s']:,.0f} requests/s")
+        return float(rungs[-1]["requests_per_s"])
+
+    best = climb(ladder, loaded)
+    common = [rung for rung in rungs if rung["concurrency"] == ladder.common]
+    for number in range(1, ladder.repeats):
+        common.append(figures(_load(server, ladder.common, ladder, wrk, seed + 100 + number)))
+    plan = Plan(best, ladder.ttft_requests, TOKENS, float(ladder.seconds))
+    timed = figures(measure.with_python(server, "sim", plan, seed + 200))
+    decided = sum(fallbacks for _, fallbacks in ingresses_of(server, cell).values())
     return {
         **asdict(cell),
         "best": best,

@@ -101,7 +101,9 @@ def _dearer(cells: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         before, after = ([hot_us(rung) for rung in one["common"]] for one in (few, many))
         if len(before) != len(after) or min(before + after) <= 0.0:
             continue
-        note = f"{few['common'][0]['concurrency']} clients, {len(before)} times in one life of each application"
+        note = (
+            f"{few['common'][0]['concurrency']} clients, {len(before)} times in one life of each application"
+        )
         if len(before) == 1:
             row = Row(name, None, 100.0 * (after[0] / before[0] - 1.0), "%", note=note)
         else:

@@ -22,7 +22,7 @@ from benchmarks.capacity.measure import (
     climb,
     fallbacks_in,
     ingresses_of,
-    measure_cell,
+    measured,
     wait_whole,
     whole,
 )
@@ -107,7 +107,8 @@ def test_the_policies_are_those_that_the_rows_name(tmp_path: Path) -> None:
     """`composition` is what is there without configuration."""
     shipped = config_of(Cell(SHIPPED, 1, 2), tmp_path / "shipped").router
     assert shipped.decode.name == SHIPPED
-    assert "router" not in yaml.safe_dump(application(Cell(SHIPPED, 1, 2), tmp_path / "again", 64).argv)
+    written = yaml.safe_load((tmp_path / "shipped/app/app.yaml").read_text())["applications"][0]["args"]
+    assert written["router"] == {}
     shortest = config_of(Cell("join_shortest_queue", 1, 2), tmp_path / "shortest").router
     assert (shortest.prefill.name, shortest.decode.name) == ("join_shortest_queue",) * 2
 
@@ -133,7 +134,9 @@ def test_an_ingress_is_whole_with_its_router_and_all_engines(more: dict[str, Any
 
 
 def test_decisions_without_the_router_are_counted() -> None:
-    text = f'# TYPE {FALLBACKS} counter\n{FALLBACKS}{{task="prefill"}} 2.0\n{FALLBACKS}{{task="decode"}} 1.0\n'
+    text = (
+        f'# TYPE {FALLBACKS} counter\n{FALLBACKS}{{task="prefill"}} 2.0\n{FALLBACKS}{{task="decode"}} 1.0\n'
+    )
     assert fallbacks_in(text) == 3
     assert fallbacks_in("sluice_requests_total 5.0\n") == 0
 
@@ -248,21 +251,23 @@ def test_two_ingresses_and_sixteen_engines_are_measured_in_the_short_form() -> N
     cell = Cell(SHIPPED, 2, 16)
     ladder = Ladder(rungs=(8, 16), seconds=1, common=16, repeats=1, ttft_requests=50)
     # a unix socket's path is short, and pytest's folders are deep
-    with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
-        with running(application(cell, Path(folder) / "app", 16), lines.append) as server:
-            wait_whole(server, cell)
-            seen = ingresses_of(server, cell)
-            roles = sorted(usage.role for usage in snapshot(server.pid))
-            usage = measure.probe(server, "sim", TOKENS)
-        found = measure_cell(cell, ladder, Path(folder) / "cell", None, 0, lines.append)
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-") as folder,
+        running(application(cell, Path(folder) / "app", 16), lines.append) as server,
+    ):
+        wait_whole(server, cell)
+        seen = ingresses_of(server, cell)
+        roles = sorted(usage.role for usage in snapshot(server.pid))
+        usage = measure.probe(server, "sim", TOKENS)
+        found = measured(server, cell, ladder, None, 0, lines.append)
     assert len(seen) == 2 and all(len(status["engines"]) == 16 for status, _ in seen.values())
     # 8 engines of each role share a process
     assert [roles.count(role) for role in ("router", "ingress", "prefill", "decode")] == [1, 2, 1, 1]
     assert usage["completion_tokens"] == TOKENS
-    measured = [*found["rungs"], found["timed"]]
+    loads = [*found["rungs"], found["timed"]]
     assert [one["concurrency"] for one in found["rungs"]] == [8, 16]
-    assert all(one["requests"] > 0 and not one["failures"] for one in measured), lines
-    assert all({"ingress", "router", "prefill", "decode"} <= set(one["cpu_us"]) for one in measured)
+    assert all(one["requests"] > 0 and not one["failures"] for one in loads), lines
+    assert all({"ingress", "router", "prefill", "decode"} <= set(one["cpu_us"]) for one in loads)
     assert found["timed"]["ttft_ms"]["p99"] >= found["timed"]["ttft_ms"]["p50"] > 0
     names = [row.name for row in rows_of(found)]
     assert f"{cell.name}: requests/s" in names and f"{cell.name}: TTFT p99" in names
