@@ -30,6 +30,8 @@ GROWS = 1.05
 SLOTS, KV_BLOCKS = 1024, 4096
 """Of an engine: two engines have room for the longest ladder, and hundreds of engines fit into memory."""
 SPARE_CONNECTIONS = 256
+START_S = 300.0
+"""Longest time until an application serves; on a machine that is busy otherwise the imports alone take minutes."""
 THERE_S = 120.0
 """Longest time until every ingress is connected with the router and with all engines."""
 ASK_S = 30.0
@@ -103,7 +105,7 @@ def application(cell: Cell, folder: Path, most_clients: int) -> Command:
         "wire": {"socket_dir": str(folder / "sockets")},
         "ingress": {"replicas": cell.ingresses, "options": limits},
     }
-    made = sluice_app(cell.name, folder / "app.yaml", args, 120.0)
+    made = sluice_app(cell.name, folder / "app.yaml", args, START_S)
     argv = list(made.argv)
     argv[argv.index("app.serve")] = "benchmarks.capacity.application"
     return replace(made, argv=argv)
