@@ -22,7 +22,7 @@ LIVE_APPS ?= 2
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-nightly test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-gpu bench-permits bench-policies bench-scaling bench-scaling-live bench-streams bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
+.PHONY: help setup environment setup-cuda setup-browser serve test test-fast test-pure test-live test-live-pair test-live-app test-live-vllm test-live-sim test-nightly test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-capacity bench-predictors bench-decisions bench-overhead bench-peers bench-peers-real bench-gpu bench-permits bench-policies bench-scaling bench-scaling-live bench-streams bench-papers bench-transfer bench-truth bench-versus bench-watching bench-waterfall bench-mfs bench-overload bench-hostile bench-recompute chaos fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ bench-overload: setup ## live: goodput and shares of four tenants at 0.8 to 20 t
 
 bench-streams: setup ## live on sim engines: 10,000 streams at once (memory, CPU, gaps), and the most at 20 ms a step (9 minutes; ARGS="--streams 1000")
 	$(PY) -m benchmarks.live.streams --out benchmarks/results/streams $(ARGS)
+
+bench-capacity: setup ## live on sim engines: requests/s of one router by ingresses (1 to 4) and engines (2 to 256), two policies (20 minutes; ARGS="--quick")
+	$(PY) -m benchmarks.capacity $(ARGS)
 
 bench-hostile: setup ## live on sim engines: the streams of others beside slow readers, half-open senders, idle connections and large requests (a quarter of an hour)
 	$(PY) -m benchmarks.hostile $(ARGS)

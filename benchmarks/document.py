@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import provenance, report
 from benchmarks.aims.whose import COUNTED, counted
+from benchmarks.capacity import report as capacity_report
 from benchmarks.chaos import lenders_report, reads, recompute_report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
@@ -440,6 +441,12 @@ OTHERS: dict[str, Other] = {
         "Many streams at once, sim engines without Ray: memory, CPU and gaps",
         "python -m benchmarks.live.streams",
         streams_report.rows,
+    ),
+    "capacity/capacity.json": Other(
+        "What one router carries: requests/s by ingress processes and engines, sim engines without Ray",
+        "python -m benchmarks.capacity",
+        capacity_report.rows,
+        drawn=True,
     ),
     "overhead/coldstart-sim.json": Other(
         "Cold start, sim engines",
