@@ -78,7 +78,7 @@ Outcomes = Sequence[Times | None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: `loads` under each of `policies`, each in `blocks` blocks.
+    """The measurement: `loads` under each of `policies`, each in `blocks` blocks.
 
     A block lasts as long as `requests` requests need on average, and a load above 1 gets as many more as it is above 1,
     since part of them are refused. Objectives are in seconds. `seeds` simulations draw ties anew.
@@ -250,9 +250,7 @@ class Figure:
     def name(self) -> str:
         """The figure's name, as rows have it."""
         return (
-            self.measure
-            if self.quantile is None
-            else f"{self.measure.upper()} p{round(100 * self.quantile)}"
+            self.measure if self.quantile is None else f"{self.measure.upper()} p{round(100 * self.quantile)}"
         )
 
     @property
@@ -372,7 +370,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and prompts")
     parser.add_argument("--quick", action="store_true", help="a short form, whose figures say nothing")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: that of the committed ones)")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the results (default: that of the committed ones)"
+    )
     args = parser.parse_args(argv)
     if args.quick and args.out is None:
         parser.error("--quick wants --out: its figures are not to replace those of the whole command")

@@ -263,7 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     plots.save(args.out, args.engines, figure)
     for case in cases:
         print(report(case, setup.kind))
-    missed = any(line.met(setup.kind) is False for case in whole["cases"] for line in agreement.lines_of(case))
+    missed = any(
+        line.met(setup.kind) is False for case in whole["cases"] for line in agreement.lines_of(case)
+    )
     print(f"written to {args.out}")
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""What `sluice simulate` says of a base of which nothing was measured."""
+"""The sentence of `sluice simulate` on a base of which nothing was measured."""
 
 import json
 from pathlib import Path
