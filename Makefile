@@ -179,8 +179,8 @@ bench-hostile: setup ## live on sim engines: the streams of others beside slow r
 bench-recompute: setup ## live on vLLM: how long a stream pauses after its decode engine was killed, by its tokens (half an hour)
 	$(PY) -m benchmarks.chaos.recompute $(ARGS)
 
-bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT
-	$(PY) -m benchmarks.experiments.validate_live $(ARGS)
+bench-truth: setup ## the simulator against a live app by load and policy (ARGS: --engines vllm, --quick): errors of TTFT, TPOT, goodput
+	$(PY) -m benchmarks.experiments.truth $(ARGS)
 
 clean: ## remove the environment and all caches of this folder (not the converted model)
 	rm -rf $(VENV) .ci/work.* build sluice/build *.egg-info sluice/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,7 +20,7 @@ from benchmarks.chaos import lenders_report, reads, recompute_report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT, code_digest
 from benchmarks.decisions.dispatching import FLEET_PAIRS, fleet_name
-from benchmarks.experiments import agreement, registry
+from benchmarks.experiments import agreement, registry, truth
 from benchmarks.experiments.base import Row, aimed
 from benchmarks.hostile import report as hostile_report
 from benchmarks.live import balance_report, scaling_report
@@ -315,17 +315,8 @@ def _versus(whole: Any) -> Iterator[Row]:
         yield aimed(Row(name, None, one["ratio"], half_width=half / 2), f"at most {LIMIT:g}", most=LIMIT)
 
 
-TRUTH_PERCENT: dict[str, dict[str, float]] = {
-    "sim": {"ttft": 10.0, "tpot": 3.0},
-    "vllm": dict.fromkeys(agreement.JUDGED, agreement.AIM_PERCENT),
-}
-"""Aims for the simulator's error by kind of engine and measure. Sim engines are modelled exactly, so theirs are
-narrower than the limit at which `validate_live` fails (`agreement.AIM_PERCENT`).
-"""
-
-
 def _validation(whole: Any) -> Iterator[Row]:
-    aims = TRUTH_PERCENT[whole["setup"]["kind"]]
+    aims = agreement.AIMS_PERCENT[whole["setup"]["kind"]]
     for case in whole["cases"]:
         policies = "/".join(case["policies"])
         for line in agreement.lines_of(case):
@@ -368,6 +359,16 @@ OTHERS: dict[str, Other] = {
         "python -m benchmarks.experiments.validate_live --engines vllm",
         _validation,
         drawn=True,
+    ),
+    "experiments/truth/sim.json": Other(
+        "Simulator against a live app on sim engines, by load and policy",
+        "python -m benchmarks.experiments.truth",
+        truth.rows,
+    ),
+    "experiments/truth/vllm.json": Other(
+        "Simulator against a live app on vLLM's CPU engines, by load",
+        "python -m benchmarks.experiments.truth --engines vllm",
+        truth.rows,
     ),
     "predictors/results.json": Other(
         "Predictors of answer length, on the last fifth of each trace",

@@ -30,6 +30,8 @@ MISSING = frozenset(
         "experiments/deepflow_load.json",
         "experiments/deepflow_locality.json",
         "experiments/forecast_value.json",
+        "experiments/truth/sim.json",
+        "experiments/truth/vllm.json",
         "fuzz/fuzz.json",
         "hostile/hostile.json",
         "overload/sim.json",

@@ -37,6 +37,8 @@ COMPLETIONS = "/v1/completions"
 VOCABULARY = 30_000
 # Ray's own niceness of 15 would let any other program of the machine into the measurement.
 NICENESS = {"RAY_worker_niceness": "0"}
+# How the client reports an answer by which the app refuses a request.
+REFUSALS = ("status 429", "status 503")
 # Seconds to wait for answers after the last request was sent.
 PATIENCE_S = 120.0
 
@@ -169,9 +171,16 @@ def vllm_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
 # ------------------------------------------------------------------------------------------------------ the two sides
 
 
-def replay_live(port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: int) -> list[openloop.Answer]:
+def refused(answer: openloop.Answer) -> bool:
+    """Returns whether the app refused a request for lack of room, at its arrival or while it waited."""
+    return answer.problem is not None and answer.problem.startswith(REFUSALS)
+
+
+def replay_live(
+    port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: int, refusals: bool = False
+) -> list[openloop.Answer]:
     """Sends `work` at its times, with prompts of its lengths that are new for each `seed`: one seen before would be in
-    the engines' prefix caches. Raises ValidationError unless every answer came whole.
+    the engines' prefix caches. Raises ValidationError unless every answer came whole or, with `refusals`, was refused.
     """
     rng = np.random.default_rng(seed)
     plan = []
@@ -184,9 +193,17 @@ def replay_live(port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: 
             "temperature": 0,
             "stream": True,
         }
+        targets = {"ttft_ms": one.ttft_slo_s, "tpot_ms": one.tpot_slo_s}
+        slo = {name: 1e3 * seconds for name, seconds in targets.items() if seconds is not None}
+        if slo:
+            body["slo"] = slo
         plan.append(openloop.Planned(one.at_s, json.dumps(body).encode()))
     answers = openloop.replay(port, COMPLETIONS, plan, PATIENCE_S)
-    problems = [f"{one.request_id}: {a.problem}" for one, a in zip(work, answers, strict=True) if a.problem]
+    problems = [
+        f"{one.request_id}: {a.problem}"
+        for one, a in zip(work, answers, strict=True)
+        if a.problem and not (refusals and refused(a))
+    ]
     if problems:
         raise ValidationError(f"{len(problems)} of {len(work)} answers were lost; {'; '.join(problems[:5])}")
     return answers
@@ -202,6 +219,22 @@ def live_times(work: Sequence[WorkloadRequest], answers: Sequence[openloop.Answe
         )
         for one, a in zip(work, answers, strict=True)
     ]
+
+
+def simulated_outcomes(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[Times | None]:
+    """Returns the simulated times of the requests, in the order of `work`; None for one that was refused. Raises
+    ValidationError if a request neither finished nor was refused.
+    """
+    found: list[Times | None] = []
+    for record in simulate(config, work).requests:
+        ttft_s, jct_s = metrics.ttft_s(record), metrics.jct_s(record)
+        if record.rejected is not None:
+            found.append(None)
+        elif ttft_s is None or jct_s is None:
+            raise ValidationError(f"simulated {record.request_id} did not finish")
+        else:
+            found.append(Times(ttft_s, metrics.tpot_s(record), jct_s))
+    return found
 
 
 def simulated_times(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[Times]:

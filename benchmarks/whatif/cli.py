@@ -278,6 +278,7 @@ def _answer(
     from benchmarks.checkout import commit
     from benchmarks.results_io import write_text
     from benchmarks.whatif import table
+    from benchmarks.whatif.compared import committed
     from benchmarks.whatif.live.trust import trust
 
     header, lines = ["", *runs], table.rows(runs)
@@ -285,10 +286,10 @@ def _answer(
     if found:
         header, lines = ["", "measured", *runs], table.with_measured(lines, found)
         judged = trust(found, table.means(runs), {line.metric: line.label for line in table.LINES})
+    said = committed() if judged is None else judged["text"]
     if not args.progress_json:
         print(table.text_table(header, lines))
-        if judged is not None:
-            print(judged["text"])
+        print(said)
     origin = {
         "command": f"sluice simulate {Path(args.config).name} --seeds {len(next(iter(runs.values())))}",
         "commit": commit(),
@@ -307,9 +308,7 @@ def _answer(
         }
         write_text(args.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
     if args.html is not None:
-        note = ", ".join(f"{key} {value}" for key, value in origin.items())
-        if judged is not None:
-            note = f"{judged['text']}. {note}"
+        note = f"{said}. " + ", ".join(f"{key} {value}" for key, value in origin.items())
         text = (
             f"{report.html_table(header, lines)}<p class=origin>{report.escaped(note)}. In brackets: the difference "
             "from the base, seed by seed, in per cent of it (shares: in points); ? marks those whose 95 % interval "

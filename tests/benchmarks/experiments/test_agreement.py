@@ -19,14 +19,14 @@ def test_errors_of_quantiles_are_simulated_over_live() -> None:
     assert p50.error_percent == pytest.approx(15.0)
     assert by_name["ttft", 0.95].live_ms == pytest.approx(290.0)  # 200 + 0.9 * 100
     assert by_name["tpot", 0.5].error_percent == pytest.approx(0.0)
-    assert [line.met for line in by_name.values() if line.measure == "jct"] == [None, None]
+    assert [line.met("sim") for line in by_name.values() if line.measure == "jct"] == [None, None]
 
 
 def test_what_is_too_far_off_is_marked_whichever_way() -> None:
     for simulated, met in ((0.116, False), (0.114, True), (0.086, True), (0.084, False)):
         lines = compare(times(0.1), [times(simulated)])
-        assert [line.met for line in lines if line.measure == "ttft"] == [met, met]
-        assert ("above 15 %" in table(lines)) is not met
+        assert [line.met("vllm") for line in lines if line.measure == "ttft"] == [met, met]
+        assert ("above 15 %" in table(lines, "vllm")) is not met
 
 
 def test_a_request_of_one_token_has_no_tpot() -> None:

@@ -235,6 +235,10 @@ def test_the_command_answers_side_by_side(tmp_path, capsys):
     header, *lines = printed.out.splitlines()
     assert header.split("  ")[-1].strip() == "twice the load"
     assert any(line.startswith("TTFT mean, ms") and "%" in line for line in lines)
+    assert (
+        lines[-1].startswith("This base was not compared with a measurement")
+        and lines[-1] in page.read_text()
+    )
     whole = json.loads(answer.read_text())
     assert set(whole["variants"]) == {"base", "twice the load"}
     assert whole["variants"]["twice the load"]["config"]["workload"]["rate_per_s"] == 4.0
