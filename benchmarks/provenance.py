@@ -26,7 +26,6 @@ MISSING = frozenset(
         "capacity/capacity.json",
         "experiments/balance_route_plain.json",
         "experiments/composition_pool.json",
-        "experiments/balance_route_table3.json",
         "experiments/deepflow_load.json",
         "experiments/deepflow_locality.json",
         "experiments/forecast_value.json",

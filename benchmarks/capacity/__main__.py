@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     ladder = QUICK if args.quick else Ladder()
     cells = cells_of(args.policies, args.ingresses, args.engines)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda received, _: sys.exit(128 + received))
     machine, say, client = facts(MODULE, CODE), teller(), wrk.find(args.wrk)
     if client is None:
         say(
