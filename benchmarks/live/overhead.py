@@ -12,6 +12,7 @@ stop. The peers are no part of this command: `make bench-overhead` runs their co
 """
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
@@ -22,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.config import RouterConfig
 from benchmarks.live import measure, profile, targets, wrk
 from benchmarks.live.kept import Parts
-from benchmarks.live.machine import command, facts
+from benchmarks.live.machine import command, facts, told
 from benchmarks.live.measure import COMPLETIONS, Measurement, Plan, TreeState
 from benchmarks.live.report import Results, markdown, summary, write
 from benchmarks.live.servers import ROOT, Command, Server, ServerError, running
@@ -246,10 +246,14 @@ def _leave(number: int, _frame: Any) -> None:
     raise SystemExit(128 + number)
 
 
-def _routers() -> dict[str, RouterConfig]:
-    """Returns the router's configuration of each target on sim engines."""
-    shortest = RouterConfig.model_validate(targets.sim_args(targets.SimTiming(), 1, 1)["router"])
-    return {targets.SIM: shortest, targets.SIM_DEFAULTS: RouterConfig()}
+def _policies() -> dict[str, dict[str, str]]:
+    """Returns the names of the routing policies of each target on sim engines."""
+    shortest = targets.sim_args(targets.SimTiming(), 1, 1)["router"]
+    default = json.loads(told("from app.config import RouterConfig; print(RouterConfig().model_dump_json())"))
+    return {
+        target: {stage: router[stage]["name"] for stage in ("prefill", "decode")}
+        for target, router in {targets.SIM: shortest, targets.SIM_DEFAULTS: default}.items()
+    }
 
 
 def _config(args: argparse.Namespace) -> dict[str, Any]:
@@ -257,10 +261,7 @@ def _config(args: argparse.Namespace) -> dict[str, Any]:
         "argv": vars(args) | {"out": Path(args.out).name, "wrk": bool(args.wrk)},
         "seed": args.seed,
         "tokens": TOKENS,
-        "policies": {
-            name: {"prefill": router.prefill.name, "decode": router.decode.name}
-            for name, router in _routers().items()
-        },
+        "policies": _policies(),
         "sim_requests": SIM_REQUESTS,
         "vllm_requests": VLLM_REQUESTS,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

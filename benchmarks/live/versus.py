@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 
 from benchmarks.checkout import commit
 from benchmarks.live import measure, targets, wrk
-from benchmarks.live.machine import HOT_PATH, command, facts, save
+from benchmarks.live.machine import HOT_PATH, command, facts, form_of_hot_path, save
 from benchmarks.live.measure import COMPLETIONS, Plan
 from benchmarks.live.servers import ROOT, Command, Server, python, running
 
@@ -124,14 +124,7 @@ def form_of_sides(base: Path) -> str:
     """Returns in which form the hot path of the sides runs, which is not always that of this process (`pure_of`)."""
     if base != ROOT:
         return "pure Python on both sides"
-    probe = (
-        "from actors.code_form import code_form; from actors.wire import channel; print(code_form(channel))"
-    )
-    environment = os.environ | pure_of(base, "ours")
-    asked = subprocess.run(
-        python("-c", probe), cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-    )
-    return f"{asked.stdout.strip()}, of the base pure Python"
+    return f"{form_of_hot_path(pure_of(base, 'ours'))}, of the base pure Python"
 
 
 def served_by(
